@@ -146,8 +146,9 @@ def test_a_data_set_is_found_above_and_at_its_root_and_converted(tmp_path: Path)
         assert (found.format.name, found.format.is_read) == ("rlds", True)
         assert len(all_rows(place)) == 12
     assert len(rlio.open_dataset(COUNTS)) == 12
-    with pytest.raises(DataNotFound, match=r"features\.json"):
-        rlio.read(next(PARTS.glob("*.tfrecord*")), epochs=1)
+    with pytest.raises(UnknownLayout, match=r"found a part of a data set of RLDS.*pass its folder"):
+        rlio.read(next(COUNTS.glob("*.tfrecord*")), epochs=1)
+    assert len(all_rows(next(PARTS.glob("*.tfrecord*")))) == len(all_rows(PARTS))  # The only file.
     report = rlio.convert(COUNTS, tmp_path / "a", prove=True)
     assert (report.episodes, report.rows, report.proved) == (5, 12, True)
     assert [finding.kind for finding in report.findings] == ["note"]

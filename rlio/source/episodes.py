@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlio.batch import SampleBatch
+from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import size_bytes, zero_leaf
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.encoded_picture import is_encoded, row_type
@@ -221,8 +221,20 @@ class EpisodeFiles(GroupFiles):
         return self._read_group(self._groups[group], columns)
 
     def _read_run(self, groups: range, columns: frozenset[str] | None) -> SampleBatch:
-        first, last = self._groups[groups[0]], self._groups[groups[-1]]
-        return self._read_group(_Group(first.first, last.stop, 0, sum(self.rows[i] for i in groups)), columns)
+        # Whole episodes are read at once; parts of long ones are read by themselves, and joined with them.
+        joined: list[_Group] = []
+        for group in (self._groups[number] for number in groups):
+            before = joined[-1] if joined else group
+            if joined and self._is_whole(before) and self._is_whole(group):
+                joined[-1] = _Group(before.first, group.stop, 0, before.rows + group.rows)
+            else:
+                joined.append(group)
+        found = [self._read_group(group, columns) for group in joined]
+        return found[0] if len(found) == 1 else concat_samples(found)
+
+    def _is_whole(self, group: _Group) -> bool:
+        """Whether the group is episodes, not a part of one."""
+        return group.stop > group.first + 1 or group.rows == self.layout.lengths[group.first]
 
     def _read_group(self, found: _Group, columns: frozenset[str] | None) -> SampleBatch:
         wanted = self._all if columns is None else columns

@@ -30,8 +30,10 @@ _HINTS: Final = (
 )
 
 
-def suggested_mapping(names: Collection[str]) -> str:
+def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str:
     """The mapping that a table with these columns may need, as code for a message; ``...`` where none fits.
+
+    ``ends``: the option that says where an episode ends, if it is no column.
 
     Example:
         >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
@@ -47,8 +49,9 @@ def suggested_mapping(names: Collection[str]) -> str:
         found[column] = excerpt(meant[0], 60) if meant else "..."
     columns = ", ".join(f"{column!r}: {found[column]}" for column in _STEP_COLUMNS)
     end = found[Columns.TERMINATEDS]
-    is_flag = found[Columns.EPS_ID] == "..." and end != "..."
-    ends = f"terminated={end}" if is_flag else f"episode={found[Columns.EPS_ID]}"
+    if ends is None:
+        is_flag = found[Columns.EPS_ID] == "..." and end != "..."
+        ends = f"terminated={end}" if is_flag else f"episode={found[Columns.EPS_ID]}"
     return f"mapping=rlio.Mapping(columns={{{columns}}}, {ends})"
 
 

@@ -45,8 +45,9 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.inputs import raise_at
-from rlio.formats.files.step_columns import check_other_names, suggested_mapping
+from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
+from rlio.formats.sink import Origin
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
     Restarts,
@@ -81,7 +82,7 @@ class _OwnNames(Mapping):
 
 
 class MappedSource:
-    """The episodes of a table; an `EpisodeSource` that reads many short ones at once.
+    """The episodes of a table; an `EpisodeSource` that reads many short ones at once, and long ones in parts.
 
     Opening reads the columns that show where episodes end.
 
@@ -97,15 +98,21 @@ class MappedSource:
     """
 
     spaces: tuple[Any, Any] | None = None
+    reads_parts = True
+    #: See `EpisodeSource`: a format that knows the meaning of its columns states them.
+    origin: Origin | None = None
+    left_out: Sequence[str] = ()
+    beside: Sequence[InputFile] = ()
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
-        self._table, self._map = table, mapping
-        self._id_names = tuple(mapping.episode or ())
+        self._table = table
         self.notes: list[str] = []
-        self._file_starts = [0, *accumulate(table.rows)]
-        self._rows = self._file_starts[-1]
         try:
+            mapping = self._map = table.arranged(mapping)
+            self._id_names = tuple(mapping.episode or ())
+            self._file_starts = [0, *accumulate(table.rows)]
+            self._rows = self._file_starts[-1]
             if not self._rows:
                 raise DataNotFound("found no rows")
             columns = nested(mapping.columns)
@@ -484,12 +491,24 @@ class MappedSource:
 
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read several episodes; see `RunSource`."""
-        start, end = self._starts[first], self._starts[stop]
-        ends = np.array(self._starts[first + 1 : stop + 1], np.int64) - start
-        lengths = np.diff(ends, prepend=0)
-        rows, mapping = end - start, self._map
-        last = np.zeros(rows, np.bool_)
-        last[ends[lengths > 0] - 1] = True
+        return self._loaded(range(first, stop), self._starts[first], self._starts[stop], columns)
+
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`."""
+        row, steps = self._starts[episode] + start, stop - start
+        # The row after the last one has the observation that follows it.
+        end = min(row + steps + (self._map.next_obs == DERIVE), self._starts[episode + 1])
+        found: SampleBatch = self._loaded(range(episode, episode + 1), row, end, columns)[:steps]
+        return found
+
+    def _loaded(self, episodes: range, start: int, end: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Rows of some episodes, or of a part of one, as the table has them, final rows included."""
+        bounds = np.array(self._starts[episodes.start : episodes.stop + 1], np.int64)
+        cut = bounds.clip(start, end)
+        is_whole = (bounds[1:] <= end) & (np.diff(cut) > 0)
+        mapping = self._map
+        last = np.zeros(end - start, np.bool_)
+        last[bounds[1:][is_whole] - start - 1] = True
         keep = ~last if mapping.final_row else None
 
         def is_wanted(*names: str) -> bool:
@@ -508,16 +527,17 @@ class MappedSource:
         if keep is not None:
             for name in found.keys() & {Columns.OBS, Columns.NEXT_OBS}:
                 found[name] = map_structure(lambda leaf: leaf[keep], found[name])
-        found |= self._ends_of(start, end, last, is_complete=self._is_closed or stop < len(self.lengths))
-        steps = np.array(self.lengths[first:stop], np.int64)
+        is_complete = self._is_closed or episodes.stop < len(self.lengths)
+        found |= self._ends_of(start, end, last, is_complete=is_complete)
+        steps = np.diff(cut) - is_whole.astype(np.int64) * mapping.final_row
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
             values = one_a_row(Columns.EPS_ID, self._read(start, end, self._ids, keep=keep)[self._ids[0]])
             found[Columns.EPS_ID] = values.astype(np.int64) if values.dtype.kind == "u" else values
         elif Columns.EPS_ID not in self._specs:
-            found[Columns.EPS_ID] = np.repeat(np.arange(first, stop), steps)
+            found[Columns.EPS_ID] = np.repeat(np.array(episodes), steps)
         if Columns.T not in self._specs:
-            found[Columns.T] = np.arange(steps.sum()) - np.repeat(starts, steps)
+            found[Columns.T] = np.arange(steps.sum()) - np.repeat(starts + bounds[:-1] - cut[:-1], steps)
         elif derives:
             self._check_steps(start, self._built(Columns.T, start, end, keep), starts)
         return SampleBatch({name: column for name, column in found.items() if column is not None})
@@ -643,6 +663,8 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
 
 def describe(table: Table) -> str:
     """The columns of a table with dtype and three values each, for messages."""
+    if (own := table.described()) is not None:
+        return own
     shown = []
     for name in list(table.names)[:_SHOWN_COLUMNS]:
         file = next((number for number, rows in enumerate(table.rows) if rows), None)
@@ -688,13 +710,9 @@ def own_map(table: Table) -> Mapping:
         ids = [columns.pop(Columns.EPS_ID)] if table.lengths is None and Columns.EPS_ID in columns else []
         return _OwnNames(columns, episode=ids, terminated=flags[0], truncated=flags[1])
     except RlioError as error:
-        found, shown = str(error).partition(":")[0], describe(table)
-        names = list(table.names)
+        found, shown, way = str(error).partition(":")[0], describe(table), table.suggested()
         table.close()
-        raise UnknownLayout(
-            f"{found}; say what the columns mean: {suggested_mapping(names)} (docs/mapping.md); {shown}",
-            uri=table.uri,
-        ) from error
+        raise UnknownLayout(f"{found}; say what the columns mean: {way}; {shown}", uri=table.uri) from error
 
 
 def _own_columns(table: Table) -> dict[str, Any]:

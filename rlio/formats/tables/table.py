@@ -24,6 +24,8 @@ from rlio.errors import CorruptData, OptionError, SchemaError, excerpt
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
+from rlio.formats.files.step_columns import suggested_mapping
+from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import InputFile
 
 __all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
@@ -93,6 +95,18 @@ class Table:
             self.uneven |= {*self.names} ^ {*names}
             self.names = [name for name in self.names if name in names]
         self.rows = [*self.rows, rows]
+
+    def arranged(self, mapping: ColumnMapping) -> ColumnMapping:
+        """The mapping by which the table is read; a table whose rows depend on it finds them here."""
+        return mapping
+
+    def described(self) -> str | None:
+        """What the table holds, for messages; None: its columns with dtype and values say it."""
+        return None
+
+    def suggested(self) -> str:
+        """The mapping that the table may need, as code for a message."""
+        return f"{suggested_mapping(list(self.names))} (docs/mapping.md)"
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """Read rows of some columns of a file.
@@ -200,7 +214,7 @@ class Pieces(Table):
         starts, parts = self._starts[rows.file], list[Any]()
         piece = max(0, bisect_right(starts, rows.start) - 1)
         while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
-            table = self._piece(rows.file, piece, names)
+            table = self.piece(rows.file, piece, names)
             if len(table) != starts[piece + 1] - starts[piece]:
                 raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
             low = max(0, rows.start - starts[piece])
@@ -213,7 +227,8 @@ class Pieces(Table):
         extensions = self.extensions(rows.file)
         return {name: _column(name, parts, extensions, fills=rows.fills) for name in names}
 
-    def _piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+    def piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+        """A piece with some columns, as a table or record batch; the last ones are kept, see `Pieces`."""
         asked = self.together if self.together.issuperset(names) else frozenset(names)
         key = (file, piece, asked)
         if key in self._kept:
