@@ -78,6 +78,8 @@ _RESERVED_ENDS = ("#older", ".list.element")
 
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
 _GROUP_BYTES = 8 << 20
+# The last row of a group stores its new_obs itself, so a group of few rows stores many pictures twice.
+_PICTURE_GROUP_BYTES = 32 << 20
 _MAX_GROUP_ROWS = 1 << 16
 _MAX_POLICY_CHARACTERS = 512
 
@@ -434,7 +436,8 @@ class Schema:
             for pid in sorted(named)
         }
         made = replace(self, policies=policies)
-        made = replace(made, group_rows=_rows_of(_GROUP_BYTES, made.folded_row_bytes))
+        size = _PICTURE_GROUP_BYTES if made.has_pictures else _GROUP_BYTES
+        made = replace(made, group_rows=_rows_of(size, made.folded_row_bytes))
         if is_written:
             made._check_limits()
         made._check_storable()
@@ -566,8 +569,14 @@ class Schema:
 
     @property
     def folded_row_bytes(self) -> int:
-        """Bytes of a row if each frame is kept once: one frame per stack."""
+        """Bytes of a row if each frame is kept once: one frame per stack, and one picture per row."""
         shared = [
+            new_obs.spec.row_bytes
+            for policy in list(self.policies.values())[: len(self.policies) == 1]
+            for _, new_obs in policy.linked
+            if new_obs.spec.kind == "picture"
+        ]
+        shared += [
             2 * self.columns[name].row_bytes - self.columns[name].row_bytes // stack.depth
             for name, (_, stack) in self.stacked.items()
         ]

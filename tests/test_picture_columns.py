@@ -354,12 +354,19 @@ def test_descriptions_of_pictures_that_are_illegal_are_refused(changed: dict[str
 
 def test_a_group_has_few_bytes_of_files_although_their_pictures_are_small() -> None:
     """Rows are counted by the size of their values, and files may be larger."""
-    files = object_column(EncodedPicture(os.urandom(1 << 20), "jpeg", SHAPE) for _ in range(12))
-    with rlio.ParquetWriter("memory://large-files") as writer:
-        writer.write(rlio.SampleBatch(obs=files, actions=np.arange(12)))
+    noise = os.urandom(8 << 20)
+    files = object_column(EncodedPicture(noise, "jpeg", SHAPE) for _ in range(20))
+    with rlio.ParquetWriter("memory://large-files", spool=None) as writer:
+        writer.write(rlio.SampleBatch(obs=files, actions=np.arange(20)))
     data = rlio.open_dataset("memory://large-files")
-    (segment,) = data.segments
-    assert max(data.open_shard(segment).rows) <= 8
+    assert max(max(data.open_shard(segment).rows) for segment in data.segments) <= 8
+
+
+@pytest.mark.parametrize(("height", "width", "rows"), [(480, 640, 32), (84, 84, 1024), (1080, 1920, 4)])
+def test_groups_have_enough_rows_to_store_few_pictures_twice(height: int, width: int, rows: int) -> None:
+    frames = np.zeros((2, height, width, 3), np.uint8)
+    schema = Schema.of(rlio.SampleBatch(obs=frames, new_obs=frames), pictures={"obs": "png"})
+    assert schema.group_rows == rows
 
 
 def _write_and_die(root: Path) -> None:
