@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.batch.encoded_picture import Codec, EncodedPicture
+from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
@@ -739,7 +739,12 @@ def _leaves_of(
                 )
             as_obs = leaf_name(Columns.OBS, path) if column == Columns.NEXT_OBS else name
             array = _array(item, name)
-            if column == Columns.NEXT_OBS and array.dtype == object and missing is not None:
+            if (
+                missing is not None
+                and column == Columns.NEXT_OBS
+                and array.dtype == object
+                and not is_encoded(array)
+            ):
                 array = array[~missing]  # Rows that have none may hold anything.
             spec = ColumnSpec.of(array, column=name, codec=pictures.get(as_obs))
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):

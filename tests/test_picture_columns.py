@@ -411,3 +411,19 @@ def test_a_schema_without_rows_of_pictures_is_that_of_frames() -> None:
     assert again.columns["obs"].numpy == np.uint8
     assert again.columns["obs"].shape == SHAPE
     assert again.row_bytes == frames[0].nbytes
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_first_row_whose_final_picture_is_missing_decides_the_kind(tmp_path: Path, encoded: bool) -> None:
+    frames = frames_of(9)
+    column = encode_column(frames) if encoded else frames
+    pictures: Any = None if encoded else {"obs/camera": "png"}
+    with rlio.ParquetWriter(tmp_path, pictures=pictures) as writer:
+        writer.write(batch_of(column[:2], valid=False, episode=1))
+        later = batch_of(column, valid=False)
+        later["eps_id"] = later["eps_id"] + 1
+        writer.write(later)
+    rows = all_rows(tmp_path)
+    assert np.array_equal(rows["obs"]["camera"], frames[[0, *range(8)]])
+    assert not rows["new_obs"]["camera"][[0, 8]].any()
+    assert stored_files(tmp_path, "_new_obs/camera") == []
