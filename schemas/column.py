@@ -11,24 +11,28 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.encoded_picture import CODECS, Codec, EncodedPicture, is_encoded
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import CorruptData, SchemaError
 from rlio.schemas.dtypes import is_stored, stored_dtype
 
-__all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
+__all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable", "object_rows"]
 
 #: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
-#: the row's array as fixed-length bytes; ``text``: one string per row; ``json``: any object as JSON text;
-#: ``none``: no bytes at all, for zero-sized shapes.
-Kind: TypeAlias = Literal["scalar", "list", "bytes", "text", "json", "none"]
+#: the row's array as fixed-length bytes; ``picture``: the row's array as a PNG or JPEG file; ``text``: one
+#: string per row; ``ragged``: a Parquet list of any length; ``json``: any object as JSON text; ``none``: no
+#: bytes at all, for zero-sized shapes.
+Kind: TypeAlias = Literal["scalar", "list", "bytes", "picture", "text", "ragged", "json", "none"]
 
 #: Kinds whose values have no fixed size.
-TEXTS = ("text", "json")
+TEXTS = ("text", "ragged", "json")
 
 #: Values of some rows: the values as one array, and which rows have one (None: all).
 Nullable: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_] | None]
@@ -40,6 +44,7 @@ _LIST_LIMIT = 512
 _NARROW_LIST_LIMIT = 16
 _MAX_NDIM = 32
 _MAX_ROW_BYTES = 256 << 20
+_PICTURE_CHANNELS = ((), (1,), (3,), (4,))
 
 
 @dataclass(frozen=True)
@@ -60,24 +65,40 @@ class ColumnSpec:
         shape: Shape of one row.
         kind: The stored form.
         stack: Set if only the newest frame of each row is stored.
+        codec: Of the kind ``picture``: how pictures are encoded; ``dtype`` and ``shape`` are those of their
+            values.
+        items: Of the kind ``ragged``: the spec of one item of a row; ``dtype`` and ``shape`` are those of
+            objects, one a row.
     """
 
     dtype: str
     shape: tuple[int, ...]
     kind: Kind
     stack: FrameStack | None = None
+    codec: Codec | None = None
+    items: ColumnSpec | None = None
 
     @classmethod
-    def of(cls, values: NDArray[Any], *, column: str = "") -> ColumnSpec:
+    def of(cls, values: NDArray[Any], *, column: str = "", codec: Codec | None = None) -> ColumnSpec:
         """Infer the spec of an array whose first axis is the rows.
 
+        Args:
+            values: The array.
+            column: Its name, for messages.
+            codec: How to encode its pictures; None: they are not encoded.
+
         Raises:
-            SchemaError: The dtype has no stored form (structured dtypes), or a row is too large for one.
+            SchemaError: The dtype has no stored form (structured dtypes), or a row is too large for one; or
+                they are no pictures, and ``codec`` is given.
         """
         dtype, shape = values.dtype, tuple(int(n) for n in values.shape[1:])
+        if codec is not None or is_encoded(values):
+            return cls._of_pictures(values, column, codec)
         if dtype.kind == "O":
             if shape:
                 raise SchemaError(f"object arrays have one axis; found shape {values.shape}", column=column)
+            if (items := cls._items_of(values)) is not None:
+                return cls("|O", (), "ragged", items=items)
             is_text = len(values) > 0 and all(type(value) is str for value in values)
             return cls("|O", (), "text" if is_text else "json")
         if dtype.kind in "US":
@@ -92,6 +113,32 @@ class ColumnSpec:
             raise SchemaError(
                 f"rows of shape {shape} and dtype {dtype}: a row has at most {_MAX_NDIM} axes and "
                 f"{_MAX_ROW_BYTES >> 20} MiB; split the column, or store a reference to it",
+                column=column,
+            )
+        return spec
+
+    @classmethod
+    def _items_of(cls, values: NDArray[Any]) -> ColumnSpec | None:
+        """The spec of the items, if each row is an array of them; None: rows are something else."""
+        found = item_type(values)
+        if found is None or found[0].str[1:] not in _PARQUET_TYPES:
+            return None
+        spec = cls(found[0].str, found[1], _fixed_kind(*found))
+        return spec if spec.kind != "none" and spec._is_legal() else None
+
+    @classmethod
+    def _of_pictures(cls, values: NDArray[Any], column: str, codec: Codec | None) -> ColumnSpec:
+        dtype, shape = values.dtype, values.shape[1:]
+        if is_encoded(values):
+            first: EncodedPicture = values[0]
+            if codec not in (None, first.codec):
+                raise SchemaError(f"found pictures that are {first.codec}, expected {codec}", column=column)
+            dtype, shape, codec = np.dtype(np.uint8), first.shape, first.codec
+        spec = cls(dtype.str, tuple(int(n) for n in shape), "picture", codec=codec)
+        if not spec._is_legal():
+            raise SchemaError(
+                f"found {dtype} of shape {shape} a row, expected pictures: uint8 of shape (height, width) or "
+                f"(height, width, channels), with 1, 3 or 4 channels, of at most {_MAX_ROW_BYTES >> 20} MiB",
                 column=column,
             )
         return spec
@@ -118,9 +165,43 @@ class ColumnSpec:
         """Number of values in a row."""
         return math.prod(self.shape)
 
+    @property
+    def decoded(self) -> ColumnSpec:
+        """The spec of the values of pictures; itself if it has none."""
+        if self.kind != "picture":
+            return self
+        return ColumnSpec(self.dtype, self.shape, _fixed_kind(self.numpy, self.shape))
+
+    @property
+    def in_groups(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype, and shape of a row, of values in a row group that is collected: objects are one a row."""
+        if self.kind == "picture":
+            return np.dtype(object), ()
+        return np.dtype(object) if self.kind == "text" else self.numpy, self.shape
+
+    def joined(self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[Any] | None:
+        """A copy of the rows of a ragged column; None: they do not fit, or it is no such column.
+
+        ``missing``: rows that get no items, whatever they hold.
+        """
+        if self.items is None:
+            return None
+        dtype, shape = self.items.numpy, self.items.shape
+        if missing is not None and missing.any() and values.dtype == object:
+            values = values.copy()
+            values[missing] = object_rows([np.empty((0, *shape), dtype)] * int(missing.sum()))
+        if values.ndim > 1 and (values.dtype, values.shape[2:]) == (dtype, shape):
+            values = object_rows(values)  # They have one length, and are one array.
+        found = Ragged.joined(values, dtype, shape)
+        return None if found is None else found.rows()
+
     def mismatch(self, values: NDArray[Any]) -> str | None:
         """Return the problem with ``values`` for this column, or None."""
         dtype = values.dtype
+        if self.kind == "picture":
+            return self._unlike_picture(values)
+        if is_encoded(values):
+            return f"encoded pictures, but the column has {self.dtype}"
         found = dtype.str[:2] if dtype.kind in "US" else dtype.str
         if found != self.dtype:
             return f"dtype {dtype}, but the column has {self.dtype}"
@@ -128,6 +209,26 @@ class ColumnSpec:
             return f"rows of shape {values.shape[1:]}, but the column has {self.shape}"
         if self.kind == "text" and dtype.kind == "O" and not all(type(v) is str for v in values):
             return "objects, but the column has only strings"
+        return None if self.items is None else self._unlike_items(values, self.items)
+
+    def _unlike_items(self, values: NDArray[Any], items: ColumnSpec) -> str | None:
+        expected = f"{items.dtype} of shape {('n', *items.shape)}".replace("'", "")
+        for row, value in enumerate(values.tolist()):
+            if type(value) is not np.ndarray:
+                return f"{type(value).__name__} in row {row}, but the column has arrays, {expected}"
+            if value.dtype != items.numpy or value.ndim == 0 or value.shape[1:] != items.shape:
+                return f"{value.dtype.str} of shape {value.shape} in row {row}, but the column has {expected}"
+        return None
+
+    def _unlike_picture(self, values: NDArray[Any]) -> str | None:
+        for row, value in enumerate(values.tolist()):
+            if not isinstance(value, EncodedPicture):
+                return f"{type(value).__name__} in row {row}, but the column has pictures"
+            if (value.codec, value.shape) != (self.codec, self.shape):
+                return (
+                    f"a {value.codec} of shape {value.shape} in row {row}, but the column has {self.codec} "
+                    f"of shape {self.shape}"
+                )
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -135,6 +236,10 @@ class ColumnSpec:
         written: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "kind": self.kind}
         if self.stack is not None:
             written["stack"] = {"axis": self.stack.axis, "depth": self.stack.depth}
+        if self.codec is not None:
+            written["picture"] = {"codec": self.codec, "lossless": CODECS[self.codec]}
+        if self.items is not None:
+            written["items"] = self.items.to_json()
         return written
 
     @classmethod
@@ -143,7 +248,11 @@ class ColumnSpec:
         try:
             dtype, shape, kind = written["dtype"], tuple(written["shape"]), written["kind"]
             stack = FrameStack(**written["stack"]) if "stack" in written else None
-            spec = cls(dtype, shape, kind, stack)
+            codec = written["picture"]["codec"] if "picture" in written else None
+            items = written.get("items")
+            if items is not None:
+                items = cls.from_json(items, column=column, uri=uri)
+            spec = cls(dtype, shape, kind, stack, codec, items)
             legal = spec._is_legal()
         except (TypeError, KeyError, ValueError) as error:
             raise CorruptData(
@@ -157,9 +266,26 @@ class ColumnSpec:
         """Whether the parts fit each other and the limits for hostile data."""
         if len(self.shape) > _MAX_NDIM or not all(type(n) is int and n >= 0 for n in self.shape):
             return False
+        if (self.kind == "ragged") != (self.items is not None):
+            return False
+        if self.items is not None and (
+            self.dtype != "|O" or self.items.kind not in ("scalar", "list", "bytes") or self.items.stack
+        ):
+            return False
         if self.kind in TEXTS:
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
         dtype = self.numpy
+        if (self.kind == "picture") != (self.codec is not None):
+            return False
+        if self.codec is not None and (
+            self.codec not in CODECS
+            or self.dtype != "|u1"
+            or 0 in self.shape
+            or len(self.shape) < 2
+            or self.shape[2:] not in _PICTURE_CHANNELS
+            or self.stack is not None
+        ):
+            return False
         # Without zeros: NumPy itself refuses an empty array of absurd shape.
         nominal = math.prod(n for n in self.shape if n) * dtype.itemsize
         if dtype.kind not in "biufcmM" or dtype.str != self.dtype or nominal > _MAX_ROW_BYTES:
@@ -168,7 +294,12 @@ class ColumnSpec:
             axis, depth = self.stack.axis, self.stack.depth
             if axis not in (0, len(self.shape) - 1) or depth < 2 or self.shape[axis] != depth:
                 return False
-        return self.kind == _fixed_kind(dtype, self.shape)
+        return self.kind in ("picture", _fixed_kind(dtype, self.shape))
+
+
+def object_rows(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    """Return arrays, or the rows of an array as views, as objects, shape (rows,)."""
+    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:

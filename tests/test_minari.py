@@ -140,8 +140,8 @@ def test_a_part_of_a_long_episode_decodes_its_own_pictures_and_reads_each_piece_
 
         return call
 
-    decode, decode_arrow = minari_source.decode_images, ArrowTable.decode
-    monkeypatch.setattr(minari_source, "decode_images", counted(decode, decoded, lambda rows, *_: len(rows)))
+    decode, decode_arrow = minari_source.encoded_column, ArrowTable.decode
+    monkeypatch.setattr(minari_source, "encoded_column", counted(decode, decoded, lambda rows, *_: len(rows)))
     monkeypatch.setattr(
         ArrowTable, "decode", counted(decode_arrow, batches, lambda _, file, piece, *__: piece)
     )

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlio
+from rlio.batch.pictures import encode_png
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -32,7 +33,6 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats import rlds
-from rlio.formats.files.images import encode_png
 from rlio.formats.files.tf_records import Example, RecordFile
 from rlio.formats.format import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -298,7 +298,7 @@ def test_a_part_of_a_long_episode_reads_and_decodes_its_own_steps_alone(
     features["noise"] = {"tensor": {"dtype": "float32", "encoding": "none", "shape": {"dimensions": [100]}}}
     root = write(tmp_path, example(an_episode(steps, observation=pictures, noise=noise)), features=features)
     expected = all_rows(root)
-    real, real_read = rlds.decode_images, RecordFile._read
+    real, real_read = rlds.encoded_column, RecordFile._read
 
     def counted(pictures: Any, *args: Any, **options: Any) -> Any:
         decoded.append(len(pictures))
@@ -308,7 +308,7 @@ def test_a_part_of_a_long_episode_reads_and_decodes_its_own_steps_alone(
         read.append(size)
         return real_read(self, start, size)
 
-    monkeypatch.setattr(rlds, "decode_images", counted)
+    monkeypatch.setattr(rlds, "encoded_column", counted)
     monkeypatch.setattr(RecordFile, "_read", counted_read)
     monkeypatch.setattr("rlio.formats.files.tf_records._BLOCK", 512)
     # The size of the pictures is not described: that of the first one is measured.

@@ -30,6 +30,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from rlio.batch.encoded_picture import Codec
 from rlio.catalog.names import HEADER
 from rlio.errors import RlioError, UnknownLayout, UnsafeData
 from rlio.limits import DEFAULT_LIMITS
@@ -171,6 +172,8 @@ class Holds:
         uniform: What all episodes have in common, besides the names of columns: nothing (""), "shapes" of
             rows, or also "dtypes".
         spaces: Whether observations and actions must have the structure of the spaces, if these are known.
+        pictures: Codecs of the pictures, of shape (height, width, channels), that observations and further
+            columns keep as files; others are decoded.
         environment: The description of an environment that it keeps: "gymnasium" (JSON of a spec),
             "robomimic" (JSON of ``env_args``); "": none.
     """
@@ -199,6 +202,7 @@ class Holds:
     dtypes: bool = True
     uniform: Literal["", "shapes", "dtypes"] = ""
     spaces: bool = False
+    pictures: frozenset[Codec] = frozenset()
     environment: Literal["", "gymnasium", "robomimic"] = ""
 
     @property
