@@ -75,6 +75,8 @@ class Hdf5Table(Table):
         #: Of each file: the groups of its episodes ("": the file itself), and the rows before each.
         self._groups: list[list[str]] = []
         self._starts: list[list[int]] = []
+        #: (number of a file, pattern) -> the groups that match.
+        self._matched: dict[tuple[int, str], list[str]] = {}
         #: Whether a file is a table, and no episode.
         self._is_flat = True
         #: How many rows less than the observations a column may have.
@@ -229,6 +231,8 @@ class Hdf5Table(Table):
 
     def _matching(self, number: int, glob: str) -> list[str]:
         """The groups that match a pattern, ``demo_2`` before ``demo_10``."""
+        if (number, glob) in self._matched:
+            return self._matched[number, glob]
         found = [""]
         for part in glob.strip("/").split("/"):
             below = [
@@ -242,7 +246,8 @@ class Hdf5Table(Table):
             found = [path for path in below if self._handles.is_group(self._handles.member(number, path))]
         if not found:
             raise MissingColumn(f"episode={excerpt(glob)}: no group of the file matches", column=glob)
-        return sorted(found, key=natural_order)
+        self._matched[number, glob] = sorted(found, key=natural_order)
+        return self._matched[number, glob]
 
     def _top(self, number: int, group: str, name: str) -> str | None:
         """The column of a name, which may go on with dots; None: there is none."""
