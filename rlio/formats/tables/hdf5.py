@@ -75,8 +75,14 @@ class Hdf5Table(Table):
         #: Of each file: the groups of its episodes ("": the file itself), and the rows before each.
         self._groups: list[list[str]] = []
         self._starts: list[list[int]] = []
+        #: (number of a file, pattern) -> the groups that match.
+        self._matched: dict[tuple[int, str], list[str]] = {}
+        #: Whether a file is a table, and no episode.
+        self._is_flat = True
         #: How many rows less than the observations a column may have.
         self._lacks = 0
+        #: The columns of observations, if they have one row more than all others in each episode.
+        self._obs: list[str] = []
         #: Name of a column -> the datasets in it, see `Hdf5Files.tree`.
         self._trees: dict[str, Any] = {}
         try:
@@ -95,14 +101,31 @@ class Hdf5Table(Table):
         """Find the groups and rows of the episodes; see `Table`."""
         glob = self._glob(mapping)
         self.names, self.uneven = (), frozenset()
-        self._lacks = int(mapping.final_row and bool(glob or mapping.per_file))
+        self._is_flat = not (glob or mapping.per_file)
+        self._lacks = int(mapping.final_row and not self._is_flat)
         wanted = _names_in(mapping)
+        if not self._is_flat and not mapping.final_row and mapping.next_obs in (None, DERIVE):
+            self._obs = _names_in(mapping, of=Columns.OBS)
+            if self._guarded(0, lambda: self._is_longer(self._first(glob), wanted)):
+                mapping, self._lacks = replace(mapping, next_obs=DERIVE, final_row=True), 1
+            else:
+                self._obs = []
         for number in range(len(self.files)):
             self._guarded(number, partial(self._index, number, glob, wanted))
         if not glob:
             return mapping
         self.lengths: Sequence[int] | None = [b - a for rows in self._starts for a, b in pairwise(rows)]
         return replace(mapping, episode=None, per_file=None)
+
+    def _is_longer(self, group: str, wanted: Collection[str]) -> bool:
+        """Whether the observations of the first episode have one row more than its other columns."""
+        tops = {name: top for name in wanted if (top := self._top(0, group, name)) is not None}
+        rows: dict[bool, set[int]] = {True: set(), False: set()}
+        for name, top in tops.items():
+            leaves = _leaves(top, self._tree(0, group, top))
+            rows[name in self._obs] |= {len(self._dataset(0, group, leaf)) for leaf in leaves}
+        longer, shorter = rows[True], rows[False]
+        return len(longer) == len(shorter) == 1 and {count - 1 for count in longer} == shorter
 
     def _glob(self, mapping: ColumnMapping) -> str:
         """The pattern of the groups of episodes; "": ``episode`` names columns, or nothing."""
@@ -208,6 +231,8 @@ class Hdf5Table(Table):
 
     def _matching(self, number: int, glob: str) -> list[str]:
         """The groups that match a pattern, ``demo_2`` before ``demo_10``."""
+        if (number, glob) in self._matched:
+            return self._matched[number, glob]
         found = [""]
         for part in glob.strip("/").split("/"):
             below = [
@@ -221,7 +246,8 @@ class Hdf5Table(Table):
             found = [path for path in below if self._handles.is_group(self._handles.member(number, path))]
         if not found:
             raise MissingColumn(f"episode={excerpt(glob)}: no group of the file matches", column=glob)
-        return sorted(found, key=natural_order)
+        self._matched[number, glob] = sorted(found, key=natural_order)
+        return self._matched[number, glob]
 
     def _top(self, number: int, group: str, name: str) -> str | None:
         """The column of a name, which may go on with dots; None: there is none."""
@@ -232,6 +258,7 @@ class Hdf5Table(Table):
     def _rows_of(self, number: int, group: str, wanted: Collection[str]) -> int:
         """The rows that the wanted columns have in a group."""
         counts: dict[str, int] = {}
+        longer: set[str] = set()
         for name in wanted:
             tree = self._tree(number, group, name)
             if self._trees.setdefault(name, tree) != tree:
@@ -242,15 +269,19 @@ class Hdf5Table(Table):
                 )
             for path in _leaves(name, tree):
                 counts[path] = len(self._dataset(number, group, path))
+                if any(name in (own, own.partition(".")[0]) for own in self._obs):
+                    longer.add(path)
         found = list(counts.values())
-        if not group and not self._lacks:  # A column of another length is refused where it is read.
+        if self._is_flat:  # A column of another length is refused where it is read.
             return max(found, key=lambda rows: (found.count(rows), rows), default=0)
         rows = max(found, default=0)
-        if min(found, default=0) < rows - self._lacks:
+        is_unlike = longer and any(count != rows - (path not in longer) for path, count in counts.items())
+        if min(found, default=0) < rows - self._lacks or is_unlike:
             last = "; if the longest have the observation after the last step, pass next_obs='derive' and "
             raise SchemaError(
                 f"found different numbers of rows in {excerpt(group or 'the file')}, {excerpt(counts)}: "
                 "expected one a step in each column"
+                + (", and one more in obs, as in the first episode" if longer else "")
                 + (f"{last}final_row=True" if not self._lacks and min(found) == rows - 1 else "")
             )
         return rows
@@ -365,8 +396,8 @@ def _paths_below(files: Hdf5Files, group: Any, limits: Limits) -> list[str]:
     return found
 
 
-def _names_in(mapping: ColumnMapping) -> list[str]:
-    """The names of all columns that a mapping names."""
+def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
+    """The names of all columns that a mapping names; ``of``: for one column of rlio."""
 
     def names(spec: Any) -> Iterator[str]:
         if isinstance(spec, str):
@@ -375,6 +406,9 @@ def _names_in(mapping: ColumnMapping) -> list[str]:
             for part in spec.values() if isinstance(spec, Mapping) else spec:
                 yield from names(part)
 
+    if of:
+        specs = [spec for name, spec in mapping.columns.items() if name.partition("/")[0] == of]
+        return list(names(specs))
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
     flags = [flag for flag in (mapping.terminated, mapping.truncated) if isinstance(flag, str)]
     return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
