@@ -21,6 +21,7 @@ from rlio.batch.arrays import object_column
 from rlio.batch.encoded_picture import EncodedPicture
 from rlio.batch.picture_codecs import decode_column, encode_column, encoded_column
 from rlio.errors import CorruptData, MissingColumn, MissingExtra, OptionError, SchemaError, UnsafeData
+from rlio.formats.files.allowance import Allowance
 from rlio.limits import Limits
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema
@@ -326,7 +327,7 @@ def test_a_picture_that_is_larger_than_its_column_is_refused_before_it_is_decode
     with pytest.raises(CorruptData, match=r"\(3000, 3000, 3\), expected \(9, 8, 3\)"):
         all_rows(tmp_path)
     with pytest.raises(UnsafeData, match="group_bytes"):
-        encoded_column([stream.getvalue()] * 9, limits=Limits(group_bytes=1 << 20))
+        encoded_column([stream.getvalue()] * 9, spend=Allowance(Limits(group_bytes=1 << 20)).spend)
 
 
 @pytest.mark.parametrize(
