@@ -165,6 +165,7 @@ def from_episodes(
     """
     Asked.of(keywords)  # Raises before anything is opened.
     details = details_of(mapping)
+    _check_no_cuts(mapping)
     found = list(episodes)
     if not found or not all(isinstance(episode, abc.Mapping) for episode in found):
         raise OptionError(f"found {excerpt(found)}, expected one dict of columns, or several")
@@ -196,6 +197,13 @@ def from_episodes(
         normalise=normalise,
         **keywords,
     )
+
+
+def _check_no_cuts(mapping: Mapping | None) -> None:
+    """Refuse fields that say where episodes begin: each dict is one."""
+    names = ("starts", "lengths", "ends")
+    if given := [name for name in names if mapping is not None and getattr(mapping, name)]:
+        raise OptionError(f"{given[0]}= has no meaning here: each dict is an episode; leave it out")
 
 
 def _episode(

@@ -51,7 +51,12 @@ class Mapping:
             columns with one number a row, joined into one array; or a dict of these, a nested column.
         episode: The column, or columns, whose value changes where an episode begins; a tuple, () for None.
             Whole numbers become ``eps_id``; for others, it numbers the episodes.
+        starts: The flag that marks the first row of each episode, instead of ``episode``.
+        lengths: The array that has the number of rows of each episode, instead of ``episode``.
+        ends: The array that has, for each episode, the number of the row after its last, instead of
+            ``episode``. A 0 before, and the number of rows at the end, may be absent.
         terminated: The flag that marks the last row of a terminated episode; True: all terminated.
+            ``"not x"``: where x is 0, such as a mask of rows after which the episode goes on.
         truncated: The same for truncated episodes. None: complete episodes that are not terminated are
             truncated.
         next_obs: The columns of ``new_obs``, as in ``columns``; or ``"derive"``: from the next row of the
@@ -69,6 +74,9 @@ class Mapping:
     columns: abc.Mapping[str, Spec]
     _: KW_ONLY
     episode: str | Sequence[str] | None = None
+    starts: str | None = None
+    lengths: str | None = None
+    ends: str | None = None
     terminated: str | bool | None = None
     truncated: str | bool | None = None
     next_obs: Spec | None = None
@@ -99,6 +107,7 @@ class Mapping:
             final_row=check_flag("final_row", self.final_row),
         )
         check_spaces(self.spaces)
+        self._check_cuts()
         for name in ("terminated", "truncated"):
             if not isinstance(getattr(self, name), str | bool | None):
                 raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected a column, True or False")
@@ -120,6 +129,21 @@ class Mapping:
         known = (*tops, Columns.NEXT_OBS)
         if unknown := [name for name in self.dtypes or () if dotted(name).partition(".")[0] not in known]:
             raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
+
+    def _check_cuts(self) -> None:
+        """Refuse two fields that both say where episodes begin."""
+        for name in ("starts", "lengths", "ends"):
+            if not isinstance(value := getattr(self, name), str | None) or value == "":
+                raise OptionError(f"{name}={excerpt(value)}: expected the name of a column")
+        given = [name for name in ("episode", "starts", "lengths", "ends") if getattr(self, name)]
+        if len(given) > 1:
+            shown = [f"{name}={excerpt(getattr(self, name))}" for name in given]
+            raise OptionError(f"{' and '.join(shown)} both say where episodes begin: leave one out")
+        if self.per_file is False and given and given[0] in ("lengths", "ends"):
+            raise OptionError(
+                f"per_file=False and {given[0]}= contradict each other: {given[0]} are those of one file, so "
+                "no episode continues in the next; leave out per_file="
+            )
 
     def _checked_columns(self) -> dict[str, Spec]:
         columns = self.columns
@@ -143,7 +167,8 @@ class Mapping:
         top, slash, part = name.partition("/")
         meant = MEANT.get(top.lower(), ())
         options = {self.instead[column] for column in meant if column in self.instead}
-        if options and not any(getattr(self, option) for option in options):
+        given = {"episode"} if self.starts or self.lengths or self.ends else set()
+        if options and not given & options and not any(getattr(self, option) for option in options):
             raise OptionError(
                 f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean "
                 f"{' or '.join(sorted(f'{option}=' for option in options))}?"

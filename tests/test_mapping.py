@@ -1087,7 +1087,7 @@ def test_a_flag_of_first_rows_or_of_rows_that_go_on_is_refused_with_the_right_sp
     flag: str, option: str
 ) -> None:
     columns = {"obs": ["x"], "actions": "a", "rewards": "r"}
-    spelling = r"\.cumsum\(\)" if flag in OTHER_FLAGS[:3] else f"'{flag}'.*== 0"
+    spelling = f"starts='{flag}'" if flag in OTHER_FLAGS[:3] else f"terminated='not {flag}'"
     for more in ({"next_obs": "derive"}, {"next_obs": ["x2"]}, {}, {"episode": "ep"}, {"per_file": True}):
         fields = {**more, option: flag}
         with pytest.raises(SchemaError, match=spelling) as caught:

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +47,17 @@ from rlio.errors import (
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.step_columns import check_other_names, suggested_mapping
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
+from rlio.formats.tables.cuts import stated_lengths
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
     Restarts,
     advice_of_flags,
+    check_first,
     check_flagged,
     check_followed,
     check_one_step,
+    check_starts,
+    mask_ends,
 )
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
@@ -67,6 +71,9 @@ _SHOWN_COLUMNS: Final = 30
 _COMPARED_ROWS: Final = 4096
 _COMPARED_BYTES: Final = 16 << 20
 _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
+#: A flag that is true where a column is 0, and what may be another expression.
+_NOT: Final = re.compile(r"not\s+(\S.*)")
+_EXPRESSION: Final = re.compile(r"[~!=<>&|()*+-]|\b(not|and|or)\b")
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
 
@@ -78,6 +85,13 @@ class _OwnNames(Mapping):
 
     def _check_meant(self, name: str, tops: set[str]) -> None:
         """The file has these names: one that rlio does not know is a further column."""
+
+
+class _Flag(NamedTuple):
+    """A column of flags: its path, and whether a flag is where the column is 0."""
+
+    path: tuple[str, ...]
+    is_inverted: bool
 
 
 class MappedSource:
@@ -102,6 +116,8 @@ class MappedSource:
         self.uri: str = table.uri
         self._table, self._map = table, mapping
         self._id_names = tuple(mapping.episode or ())
+        #: Flags of which there is one an episode.
+        self._of_episodes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.notes: list[str] = []
         self._file_starts = [0, *accumulate(table.rows)]
         self._rows = self._file_starts[-1]
@@ -113,10 +129,8 @@ class MappedSource:
                 columns[Columns.NEXT_OBS] = mapping.next_obs
             self._specs = {name: self._resolved(spec, name) for name, spec in columns.items()}
             self._ids = [self._path(name, "episode") for name in self._id_names]
-            self._flags = [
-                self._path(flag, option) if isinstance(flag, str) else None
-                for flag, option in ((mapping.terminated, "terminated"), (mapping.truncated, "truncated"))
-            ]
+            self._flags = [self._flag_of(option) for option in ("terminated", "truncated")]
+            self._first = self._flag_of("starts")
             self._check_options()
             #: First row of each episode, and the number of rows.
             self._starts = [*self._find_starts(), self._rows]
@@ -163,6 +177,24 @@ class MappedSource:
             raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}{hint}", column=name)
         raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
 
+    def _flag_of(self, option: str) -> _Flag | None:
+        """The column of flags that an option names; ``"not x"``: the flags are where x is 0."""
+        name = getattr(self._map, option)
+        if not isinstance(name, str):
+            return None
+        negated = None if name in self._table.names else _NOT.fullmatch(name)
+        text = name if negated is None else negated[1]
+        try:
+            return _Flag(self._path(text, option), is_inverted=negated is not None)
+        except MissingColumn as error:
+            if _EXPRESSION.search(text) is None:
+                raise
+            raise MissingColumn(
+                f"{str(error).rpartition(' [')[0]}; besides a column, 'not COLUMN' is the only expression: "
+                "compute any other, and add it to the table as a column",
+                column=name,
+            ) from error
+
     def _resolved(self, spec: Any, name: str) -> Any:
         """The spec with paths for names."""
         if isinstance(spec, abc.Mapping) and spec:
@@ -173,21 +205,28 @@ class MappedSource:
 
     def _check_options(self) -> None:
         mapping, table = self._map, self._table
-        if not self._ids and not mapping.per_file and table.lengths is None:
+        is_known = self._ids or mapping.per_file or self._first or mapping.lengths or mapping.ends
+        if not is_known and table.lengths is None:
             if not any(self._flags):
                 raise OptionError(
                     "nothing shows where an episode ends: pass episode=, the column of its id; terminated= "
-                    "or truncated=, the flag of its last row; or per_file=True, if each file is an episode"
+                    "or truncated=, the flag of its last row; starts=, the flag of its first row; lengths= "
+                    "or ends=, an array of one number an episode; or per_file=True, if each file is an "
+                    "episode"
                 )
             if mapping.final_row:
-                raise OptionError("final_row=True needs episode= or per_file=True: no flag marks that row")
+                raise OptionError(
+                    "final_row=True needs episode=, starts=, lengths=, ends= or per_file=True: no flag marks "
+                    "that row"
+                )
         if self._ids and mapping.terminated is None and mapping.truncated is None:
             self.notes.append("No column states how episodes end: all ends are truncations.")
 
     def _paths(self) -> set[tuple[str, ...]]:
         """All that is read."""
         mapped = {path for spec in self._specs.values() for path in _paths_of(spec)}
-        return mapped | {*self._ids, *(path for path in self._flags if path is not None)}
+        flags = {flag.path for flag in (*self._flags, self._first) if flag is not None}
+        return mapped | {*self._ids, *(flags - self._of_episodes.keys())}
 
     def _try(self) -> int:
         """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
@@ -281,21 +320,25 @@ class MappedSource:
 
     def _find_starts(self) -> list[int]:
         """First row of each episode."""
-        table, mapping, ids = self._table, self._map, self._ids
-        own_lengths = table.lengths is not None and not ids and mapping.per_file is None
+        mapping, ids = self._map, self._ids
+        stated = stated_lengths(self._table, mapping)
         #: Rows at which an episode begins, independent of the columns.
-        forced = list(accumulate(table.lengths or ())) if own_lengths else []
+        forced = list(accumulate(stated or ()))
         forced += self._file_starts if mapping.per_file else []
         begin_rows = np.unique(np.array([0, *forced], np.int64))
         self._numbers_ids = not ids
+        if stated is not None:
+            self._take_flags_of_episodes(stated)
         #: Whether the last episode is known to be complete.
         self._is_closed = bool(ids or forced)
-        if not ids and not any(self._flags):
+        if not (ids or self._first or self._flags_of_rows()):
             return [int(row) for row in begin_rows if row < self._rows]
-        cuts = not (ids or own_lengths or mapping.final_row)
+        cuts = not (ids or stated is not None or self._first or mapping.final_row)
         starts, flagged = self._scan(begin_rows, cuts=cuts)
         if cuts and not isinstance(mapping, _OwnNames):
             check_flagged(flagged, self._rows, self._flag_names())
+        if self._first is not None:
+            check_starts(len(starts), self._rows, ".".join(self._first.path))
         if not self._is_closed:
             self._is_closed = bool(len(flagged)) and int(flagged[-1]) == self._rows - 1
         # No flag in the middle of an episode.
@@ -312,27 +355,54 @@ class MappedSource:
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
         return [int(row) for row in starts]
 
+    def _take_flags_of_episodes(self, lengths: Sequence[int]) -> None:
+        """Take in flags of which an array has one an episode, not one a row."""
+        table, counts = self._table, [*accumulate(lengths, initial=0)]
+        # Episodes of each file, and which of all have rows.
+        of_files = np.diff(np.searchsorted(counts, self._file_starts, side="left"))
+        has_rows = np.array(lengths, np.int64) > 0
+        for flag in self._flags:
+            if flag is None or all(
+                table.count(file, flag.path[0]) == rows for file, rows in enumerate(table.rows)
+            ):
+                continue
+            found = [table.array(file, flag.path[0]) for file in range(len(table.rows))]
+            if [len(one) for one in found] != of_files.tolist():
+                raise SchemaError(
+                    f"found {sum(map(len, found))} flags of {len(lengths)} episodes, expected one a row, or "
+                    "one an episode",
+                    column=flag.path[0],
+                )
+            flags = _flag(np.concatenate(found), flag, fills=False)
+            self._of_episodes[flag.path] = flags[has_rows]
+
+    def _flags_of_rows(self) -> list[_Flag]:
+        """The flags that have a value a row."""
+        return [flag for flag in self._flags if flag is not None and flag.path not in self._of_episodes]
+
     def _scan(
         self, begin_rows: NDArray[np.int64], *, cuts: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First rows of episodes, and rows with a flag. ``cuts``: whether a flag ends an episode."""
-        flags = [path for path in self._flags if path is not None]
+        flags, firsts = self._flags_of_rows(), [] if self._first is None else [self._first]
         starts, flagged = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         seen: set[tuple[Any, ...]] = set()
         before: tuple[Any, ...] = ()
         ended = True  # The row before is the last of its episode.
         for start, stop in _stretches(self._file_starts):
-            columns = self._read(start, stop, [*self._ids, *flags], fills=self._map.final_row)
-            ids = [self._id_column(columns[path], path) for path in self._ids]
-            end = np.zeros(stop - start, np.bool_)
-            for path in flags:
-                end |= _flag(columns[path], path, fills=self._map.final_row)
+            found, marks = self._read_flags(start, stop, [*flags, *firsts], self._ids)
+            ids = [self._id_column(found[path], path) for path in self._ids]
+            end = np.logical_or.reduce([np.zeros(stop - start, np.bool_), *marks[: len(flags)]])
             new = np.zeros(stop - start, np.bool_)
             for values in ids:
                 new[1:] |= values[1:] != values[:-1]
             low, high = np.searchsorted(begin_rows, (start, stop))
             new[begin_rows[low:high] - start] = True
-            new[0] |= before != tuple(values.item(0) for values in ids)
+            if firsts:
+                check_first(marks[-1][0], new[0], start, ".".join(firsts[0].path))
+                new |= marks[-1]
+            else:
+                new[0] |= before != tuple(values.item(0) for values in ids)
             if cuts:
                 new[1:] |= end[:-1]
                 new[0] |= ended
@@ -353,17 +423,31 @@ class MappedSource:
             before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
         return np.concatenate(starts), np.concatenate(flagged)
 
+    def _read_flags(
+        self, start: int, stop: int, flags: Sequence[_Flag], others: Sequence[tuple[str, ...]] = ()
+    ) -> tuple[dict[tuple[str, ...], Any], list[NDArray[np.bool_]]]:
+        """Other columns of a stretch of rows, and flags."""
+        fills = self._map.final_row
+        # A mask that is missing in a final row must not become 0, which is an end.
+        strict = [flag.path for flag in flags if flag.is_inverted]
+        loose = [*others, *(flag.path for flag in flags if not flag.is_inverted)]
+        found = self._read(start, stop, loose, fills=fills) if loose else {}
+        if strict:
+            found |= self._read(start, stop, strict)
+        return found, [_flag(found[flag.path], flag, fills=fills) for flag in flags]
+
     def _flag_names(self) -> list[str]:
-        return [".".join(path) for path in self._flags if path is not None]
+        return [".".join(flag.path) for flag in self._flags if flag is not None]
 
     def _check_doubts(self) -> None:
         """Refuse what says that the mapping means something else than the table."""
-        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and any(self._flags):
-            self._check_next_obs()
+        names = self._flag_names() if self._first is None else [".".join(self._first.path)]
+        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and names:
+            self._check_next_obs(names)
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
-    def _check_next_obs(self) -> None:
+    def _check_next_obs(self, names: Sequence[str]) -> None:
         """Compare the obs of some rows, from the first end on, with the new_obs of the rows before."""
         ends = np.array(self._starts[1:], np.int64) - 1
         start = int(ends[0])
@@ -376,8 +460,8 @@ class MappedSource:
             now,
             after,
             np.isin(np.arange(start, stop), ends),
-            self._flag_names(),
-            cuts=not self._ids and self._table.lengths is None,
+            names,
+            cuts=not self._ids and self._table.lengths is None and not self._map.lengths,
             row=start,
         )
 
@@ -388,7 +472,7 @@ class MappedSource:
             if name == Columns.T or {name.lower(), path[-1].lower()} <= STEP_NAMES:
                 yield path, True
         for name in self._table.names:
-            if name.lower() in STEP_NAMES and (name,) not in {*mapped, *self._ids, *self._flags}:
+            if name.lower() in STEP_NAMES and (name,) not in self._paths():
                 yield (name,), False
 
     def _check_restarts(self, path: tuple[str, ...], *, is_needed: bool) -> None:
@@ -508,7 +592,7 @@ class MappedSource:
         if keep is not None:
             for name in found.keys() & {Columns.OBS, Columns.NEXT_OBS}:
                 found[name] = map_structure(lambda leaf: leaf[keep], found[name])
-        found |= self._ends_of(start, end, last, is_complete=self._is_closed or stop < len(self.lengths))
+        found |= self._ends_of(first, stop, last, is_complete=self._is_closed or stop < len(self.lengths))
         steps = np.array(self.lengths[first:stop], np.int64)
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
@@ -536,14 +620,16 @@ class MappedSource:
             )
 
     def _ends_of(
-        self, start: int, end: int, last: NDArray[np.bool_], *, is_complete: bool
+        self, first: int, stop: int, last: NDArray[np.bool_], *, is_complete: bool
     ) -> dict[str, NDArray[np.bool_]]:
-        found = []
-        for option, path in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
+        """The flags of episodes, of whose rows ``last`` marks the last ones."""
+        start, end, found = self._starts[first], self._starts[stop], []
+        for option, flag in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
             flags = last.copy() if option is True else np.zeros(len(last), np.bool_)
-            if path is not None:
-                fills = self._map.final_row
-                flags = _flag(self._read(start, end, [path], fills=fills)[path], path, fills=fills)
+            if flag is not None and flag.path in self._of_episodes:
+                flags[last] = self._of_episodes[flag.path][first:stop]
+            elif flag is not None:
+                flags = self._read_flags(start, end, [flag])[1][0]
             found.append(flags)
         ends = last.copy()
         if not is_complete:
@@ -622,11 +708,13 @@ def _kind_of(value: Any) -> str:
     return "no value" if dtype is None else "text or objects" if dtype == np.dtype(object) else str(dtype)
 
 
-def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
-    name = ".".join(path)
+def _flag(value: Any, flag: _Flag, *, fills: bool) -> NDArray[np.bool_]:
+    name = ".".join(flag.path)
     if not isinstance(value, np.ndarray):
         raise SchemaError(f"a flag is one value a row, found {_kind_of(value)}", column=name)
     value = one_a_row(Columns.TERMINATEDS, value)
+    if flag.is_inverted:
+        return mask_ends(name, value, fills=fills)
     if fills and value.dtype.kind == "f":  # A final row has no flag.
         value = np.nan_to_num(value, nan=0.0)
     elif fills and value.dtype.kind in "OU":

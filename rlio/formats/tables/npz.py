@@ -77,12 +77,15 @@ class NpzTable(Table):
         super().__init__(place.uri, place.files)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
+        #: Of each file: the first axis of each array.
+        self._counts: list[dict[str, int]] = []
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
-            counts = [shape[0] for shape in shapes.values() if shape]
+            self._counts.append({name: shape[0] for name, shape in shapes.items() if shape})
+            counts = [*self._counts[-1].values()]
             rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
-            names = [name for name, shape in shapes.items() if shape]
+            names = [*self._counts[-1]]
             self.add_file(names, rows)
             steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
@@ -149,6 +152,14 @@ class NpzTable(Table):
             self._check_rows(rows.file, name, len(arrays[name]))
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
+
+    def count(self, file: int, name: str) -> int:
+        """See `Table`."""
+        return self._counts[file].get(name, self.rows[file])
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        return self._arrays(file, [name])[name] if name in self._counts[file] else super().array(file, name)
 
     def close(self) -> None:
         """Forget the file that was decoded last."""

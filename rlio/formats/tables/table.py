@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import as_column, table_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import CorruptData, OptionError, SchemaError, excerpt
+from rlio.batch.other_names import did_you_mean
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
@@ -107,6 +108,26 @@ class Table:
         """
         raise NotImplementedError
 
+    def count(self, file: int, name: str) -> int:
+        """Rows of a column of a file: the number of rows, unless it is an array beside the rows."""
+        return self.rows[file]
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """An array of a file that need not have a value a row, such as the lengths of episodes.
+
+        Raises:
+            MissingColumn: There is none of this name.
+            SchemaError: All columns have a value a row.
+        """
+        if name not in self.names:
+            raise MissingColumn(
+                f"the table has no column {excerpt(name)}{did_you_mean(name, self.names)}", column=name
+            )
+        raise SchemaError(
+            f"found {self.rows[file]} values, one a row: expected an array of one number an episode, which "
+            "NPZ and arrays in memory may have; if the number is that of the row's episode, pass episode="
+        )
+
     def close(self) -> None:
         """Close all files."""
 
@@ -152,6 +173,17 @@ class ArrayTable(Table):
             return found if rows.keep is None else found[rows.keep]
 
         return {name: map_structure(cut, self._columns[name]) for name in names}
+
+    def count(self, file: int, name: str) -> int:
+        """See `Table`."""
+        count = _count(self._given[name])
+        return self.rows[file] if count is None else count
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        if name not in self._given or isinstance(self._given[name], Mapping):
+            return super().array(file, name)
+        return to_numpy(as_column(name, self._given[name]))
 
 
 def _count(column: Any) -> int | None:

@@ -1,0 +1,276 @@
+"""Mappings of the layouts that other projects write: where episodes begin, and what a row is.
+
+Numbers say where they belong, as in tests/test_mapping.py: row t of episode e has x = 100 e + t.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import rlio
+from rlio.cli.main import app
+from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, StateError
+from rlio.formats.tables import mapping as tables
+
+LENGTHS = (3, 1, 5)
+COLUMNS = {"obs": ["x"], "actions": "a", "rewards": "r"}
+
+
+def steps(lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[Any]]:
+    """A table whose episodes are marked in every way that a column may mark them; the odd ones terminate."""
+    rows = [(e, t, count) for e, count in enumerate(lengths, 1) for t in range(count)]
+    return {
+        "x": [100.0 * e + t for e, t, _ in rows],
+        "a": [t % 3 for _, t, _ in rows],
+        "r": [1000.0 * e + t for e, t, _ in rows],
+        "first": [t == 0 for _, t, _ in rows],
+        "done": [e % 2 == 1 and t == count - 1 for e, t, count in rows],
+        "masks": [float(e % 2 == 0 or t < count - 1) for e, t, count in rows],
+    }
+
+
+def all_rows(reader: Any) -> rlio.SampleBatch:
+    with reader:
+        return rlio.concat_samples(list(reader))
+
+
+def rows_of(source: Any, **fields: Any) -> rlio.SampleBatch:
+    """All rows by a mapping with these fields, from a path, a table or a dict of arrays."""
+    given = rlio.Mapping(**{"columns": COLUMNS, **fields})
+    read = rlio.from_arrays if isinstance(source, dict) else rlio.read
+    return all_rows(read(source, mapping=given, epochs=1))
+
+
+def message_of(source: Any, error: type[RlioError] = SchemaError, **fields: Any) -> str:
+    """The error that these fields cause."""
+    with pytest.raises(error) as caught:
+        rows_of(source, **fields)
+    return str(caught.value)
+
+
+def ends_of(rows: rlio.SampleBatch) -> tuple[list[int], list[int], list[int]]:
+    """Lengths of the episodes, rows that terminate one, rows that truncate one."""
+    return (
+        np.bincount(rows["eps_id"]).tolist(),
+        np.flatnonzero(rows["terminateds"]).tolist(),
+        np.flatnonzero(rows["truncateds"]).tolist(),
+    )
+
+
+# ---- starts=, and "not masks" ----
+
+
+@pytest.fixture(params=[2, 65_536])
+def scanned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans of few and of many rows."""
+    monkeypatch.setattr(tables, "_SCAN_ROWS", request.param)
+
+
+@pytest.mark.parametrize("kind", [bool, int, float, str])
+@pytest.mark.usefixtures("scanned")
+def test_a_flag_of_first_rows_begins_episodes(kind: type) -> None:
+    table = pd.DataFrame({**steps(), "first": [kind(flag) for flag in steps()["first"]]})
+    assert ends_of(rows_of(table, starts="first")) == ([3, 1, 5], [], [2, 3])  # The last may go on.
+    assert ends_of(rows_of(table, starts="first", terminated="done")) == ([3, 1, 5], [2, 8], [3])
+    assert ends_of(rows_of(table, starts="first", per_file=True)) == ([3, 1, 5], [], [2, 3, 8])
+    rows = rows_of(table, starts="first", next_obs="derive")
+    assert rows["new_obs"][:, 0].tolist() == [101, 102, 0, 0, 301, 302, 303, 304, 0]
+    assert rows["t"].tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
+
+
+def test_a_flag_of_first_rows_shows_where_final_rows_are() -> None:
+    rows = rows_of(pd.DataFrame(steps((3, 2, 5))), starts="first", next_obs="derive", final_row=True)
+    assert rows["obs"][:, 0].tolist() == [100, 101, 200, 300, 301, 302, 303]
+    assert rows["new_obs"][:, 0].tolist() == [101, 102, 201, 301, 302, 303, 304]
+
+
+def test_files_whose_first_row_is_no_start_are_refused_unless_they_are_said_to_go_on(tmp_path: Path) -> None:
+    table = pd.DataFrame(steps())
+    table[:2].to_csv(tmp_path / "0.csv", index=False)
+    table[2:].to_csv(tmp_path / "1.csv", index=False)
+    assert "per_file=False" in message_of(tmp_path, starts="first")
+    assert "row 2 begins an episode" in message_of(tmp_path, starts="first", per_file=True)
+    assert ends_of(rows_of(tmp_path, starts="first", per_file=False))[0] == [3, 1, 5]
+
+
+def test_a_flag_that_does_not_mark_first_rows_is_refused_as_starts() -> None:
+    table = pd.DataFrame({**steps((3, 2, 5)), "masks": [1.0] * 2 + [0.0] + [1.0] * 7})
+    assert "terminated='done'" in message_of(table, starts="done")
+    assert "terminated='not masks'" in message_of(table, starts="masks")
+    assert "row 0" in message_of(table[1:].reset_index(drop=True), starts="first")
+    more = {**steps((3, 2, 5)), "x2": [x + 1 for x in steps((3, 2, 5))["x"]]}
+    shifted = pd.DataFrame(
+        {**more, "first": [True, True, False, False, True, False, False, False, False, False]}
+    )
+    assert "its new_obs is the obs of row" in message_of(shifted, starts="first", next_obs=["x2"])
+
+
+@pytest.mark.parametrize("kind", [bool, int, float, str])
+@pytest.mark.usefixtures("scanned")
+def test_a_mask_ends_an_episode_where_it_is_0(kind: type) -> None:
+    table = {**steps((3, 5)), "masks": [kind(t != 2) for t in range(8)]}
+    for source in (pd.DataFrame(table), pa.table(table)):
+        assert ends_of(rows_of(source, terminated="not masks")) == ([3, 5], [2], [])
+        assert ends_of(rows_of(source, truncated="not masks", terminated="done"))[1:] == ([2], [2])
+        named = source if isinstance(source, pa.Table) else pa.table(table)
+    spelled = named.rename_columns([name if name != "masks" else "not masks" for name in named.column_names])
+    inverted = {**table, "not masks": [kind(t == 2) for t in range(8)]}
+    assert ends_of(rows_of(pd.DataFrame(inverted), terminated="not masks"))[1] == [2]
+    assert "row 0" in message_of(spelled, terminated="not masks")  # It is the name of a column.
+
+
+def test_a_discount_below_1_goes_on_and_other_numbers_are_no_mask() -> None:
+    table = {**steps((3, 5)), "discount": [0.99] * 2 + [0.0] + [0.99] * 5}
+    assert ends_of(rows_of(table, terminated="not discount")) == ([3, 5], [2], [])
+    assert "0 where an episode ends" in message_of(table, terminated="not r")
+    assert "0 where an episode ends" in message_of(
+        {**table, "discount": [np.nan] * 8}, terminated="not discount"
+    )
+
+
+def test_a_mask_that_is_missing_in_final_rows_is_no_end() -> None:
+    table = pa.table({**steps((3, 5)), "masks": pa.array([1, 0, None, 1, 1, 1, 1, None], pa.float64())})
+    fields: dict[str, Any] = {"starts": "first", "next_obs": "derive", "final_row": True}
+    assert ends_of(rows_of(table, terminated="not masks", **fields)) == ([2, 4], [1], [5])
+    whole = table.set_column(table.column_names.index("masks"), "masks", table["masks"].cast(pa.int64()))
+    assert "null" in message_of(whole, terminated="not masks", **fields)
+
+
+@pytest.mark.parametrize("text", ["~masks", "masks == 0", "1 - masks", "not masks and done", "NOT masks"])
+def test_expressions_other_than_not_are_refused(text: str) -> None:
+    with pytest.raises(MissingColumn, match="no column"):
+        rows_of(steps(), terminated=text)
+    if text != "NOT masks":
+        assert "only expression" in message_of(steps(), MissingColumn, terminated=text)
+
+
+# ---- lengths= and ends= ----
+
+
+def arrays(**more: Any) -> dict[str, Any]:
+    return {**{name: np.array(values) for name, values in steps().items()}, **more}
+
+
+def places(tmp_path: Path, **more: Any) -> list[Any]:
+    """NPZ, and arrays in memory."""
+    np.savez(tmp_path / "log.npz", **arrays(**more))
+    return [tmp_path / "log.npz", arrays(**more)]
+
+
+def test_an_array_of_lengths_under_any_name_says_where_episodes_end(tmp_path: Path) -> None:
+    for source in places(tmp_path, traj_lens=[3, 1, 0, 5], as_floats=np.array([3.0, 1, 5])):
+        assert ends_of(rows_of(source, lengths="traj_lens")) == ([3, 1, 5], [], [2, 3, 8])
+        assert ends_of(rows_of(source, lengths="as_floats", terminated="done")) == ([3, 1, 5], [2, 8], [3])
+    np.savez(tmp_path / "log.npz", **arrays(lengths=[3, 1, 5]))
+    assert ends_of(rows_of(tmp_path / "log.npz", lengths="lengths"))[0] == [3, 1, 5]
+
+
+@pytest.mark.parametrize("ends", [[3, 4, 9], [3, 4], [0, 3, 4], [0, 3, 4, 9]])
+def test_ends_are_cumulative_lengths_split_points_or_first_rows(ends: list[int], tmp_path: Path) -> None:
+    for source in places(tmp_path, indices=ends):
+        assert ends_of(rows_of(source, ends="indices")) == ([3, 1, 5], [], [2, 3, 8])
+
+
+def test_lengths_and_ends_are_those_of_each_file(tmp_path: Path) -> None:
+    for number in range(2):
+        np.savez(tmp_path / f"{number}.npz", **arrays(lens=[3, 1, 5], ends=[3, 4, 9]))
+    for fields in ({"lengths": "lens"}, {"ends": "ends"}, {"lengths": "lens", "per_file": True}):
+        assert ends_of(rows_of(tmp_path, **fields))[0] == [3, 1, 5] * 2
+    with pytest.raises(OptionError, match="per_file=False and lengths="):
+        rows_of(tmp_path, lengths="lens", per_file=False)
+
+
+def test_lengths_may_count_the_final_row_or_not(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"next_obs": "derive", "final_row": True}
+    for lengths in ([3, 1, 5], [2, 0, 4]):
+        for source in places(tmp_path, lens=lengths):
+            rows = rows_of(source, lengths="lens", **fields)
+            assert rows["new_obs"][:, 0].tolist() == [101, 102, 301, 302, 303, 304]
+            if lengths == [2, 0, 4]:
+                assert "final_row=True" in message_of(source, lengths="lens")
+
+
+def test_a_flag_may_be_one_an_episode_where_lengths_are_stated(tmp_path: Path) -> None:
+    for source in places(tmp_path, lens=[3, 0, 1, 5], terminal=[True, True, False, True], few=[True, False]):
+        assert ends_of(rows_of(source, lengths="lens", terminated="terminal")) == ([3, 1, 5], [2, 8], [3])
+        assert ends_of(rows_of(source, lengths="lens", terminated="not terminal"))[1] == [3]
+        assert "2 flags of 4 episodes" in message_of(source, lengths="lens", terminated="few")
+
+
+def test_lengths_and_ends_that_do_not_fit_the_rows_are_refused_with_the_right_option(tmp_path: Path) -> None:
+    given = {"lens": [3, 1, 5], "cut": [3, 1], "ends": [3, 4, 9], "last": [2, 3, 8], "minus": [4, -1, 6]}
+    for source in places(tmp_path, **given):
+        assert "add up to 4, expected 9" in message_of(source, lengths="cut")
+        assert "pass ends= instead" in message_of(source, lengths="ends")
+        assert "pass lengths= instead" in message_of(source, ends="lens")
+        assert "number of the last row" in message_of(source, ends="last")
+        assert "whole numbers" in message_of(source, lengths="minus")
+        assert "did you mean 'lens'" in message_of(source, MissingColumn, lengths="len")
+    assert "episode=" in message_of(pd.DataFrame(steps()), lengths="a")
+
+
+# ---- every way to pass a mapping ----
+
+CONTRADICTIONS: list[dict[str, Any]] = [
+    {"starts": "first", "episode": "ep"},
+    {"starts": "first", "lengths": "lens"},
+    {"ends": "ends", "lengths": "lens"},
+    {"episode": "ep", "ends": "ends"},
+    {"per_file": False, "ends": "ends"},
+]
+
+
+@pytest.mark.parametrize("fields", CONTRADICTIONS)
+def test_fields_that_contradict_each_other_are_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        rlio.Mapping(COLUMNS, **fields)
+    assert all(f"{name}=" in str(caught.value) for name in fields)
+
+
+def test_episodes_in_memory_have_their_own_ends() -> None:
+    episodes = [{"x": [0.0, 1.0], "a": [0, 1], "r": [0.0, 1.0], "first": [True, False]}]
+    with pytest.raises(OptionError, match=r"starts=.*each dict is an episode"):
+        rlio.from_episodes(episodes, mapping=rlio.Mapping(COLUMNS, starts="first"))
+
+
+#: Fields, and how the command spells them.
+SPELLINGS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"starts": "first", "terminated": "not masks"}, ["--starts", "first", "--terminated", "not masks"]),
+    ({"lengths": "lens"}, ["--lengths", "lens"]),
+    ({"ends": "ends", "terminated": "done"}, ["--ends", "ends", "--terminated", "done"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "spelled"), SPELLINGS)
+def test_every_field_reaches_readers_conversions_data_sets_states_and_the_command(
+    fields: dict[str, Any], spelled: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "log.npz"
+    np.savez(path, **arrays(lens=[3, 1, 5], ends=[3, 4, 9], ep=[1] * 3 + [2] + [3] * 5))
+    given = rlio.Mapping(COLUMNS, **fields)
+    expected = ends_of(rows_of(path, **fields))
+    assert [len(rlio.open_dataset(path, mapping=given).episode(n)) for n in range(3)] == [3, 1, 5]
+    rlio.convert(path, tmp_path / "own", mapping=given, prove=True)
+    assert ends_of(all_rows(rlio.read(tmp_path / "own", epochs=1, shuffle=False))) == expected
+    columns = ["--map", "obs=x,", "--map", "actions=a", "--map", "rewards=r"]
+    made = CliRunner().invoke(app, ["convert", str(path), str(tmp_path / "cli"), *columns, *spelled])
+    assert made.exit_code == 0, made.output
+    assert ends_of(all_rows(rlio.read(tmp_path / "cli", epochs=1, shuffle=False))) == expected
+    shown = CliRunner().invoke(app, ["info", str(path), *columns, *spelled, "--json"])
+    assert shown.exit_code == 0, shown.output
+    with rlio.read(path, mapping=given, epochs=1, batch_size=4) as reader:
+        reader.sample()
+        state, rest = reader.state_dict(), reader.sample()
+    with rlio.read(path, mapping=given, epochs=1, batch_size=4) as reader:
+        reader.load_state_dict(state)
+        assert reader.sample()["obs"].tolist() == rest["obs"].tolist()
+    other = rlio.Mapping(COLUMNS, episode="ep")
+    with rlio.read(path, mapping=other, epochs=1, batch_size=4) as reader, pytest.raises(StateError):
+        reader.load_state_dict(state)
