@@ -5,18 +5,23 @@ Numbers say where they belong, as in tests/test_mapping.py: row t of episode e h
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
 from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, StateError
+from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.tables import mapping as tables
 
 LENGTHS = (3, 1, 5)
@@ -274,3 +279,39 @@ def test_every_field_reaches_readers_conversions_data_sets_states_and_the_comman
     other = rlio.Mapping(COLUMNS, episode="ep")
     with rlio.read(path, mapping=other, epochs=1, batch_size=4) as reader, pytest.raises(StateError):
         reader.load_state_dict(state)
+
+
+# ---- reading ----
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_a_table_is_read_without_pandas(name: str, tmp_path: Path) -> None:
+    """Arrow's ``to_numpy`` imports pandas if it is there: 0.5 s in each process."""
+    table = pa.table(steps())
+    write = pacsv.write_csv if name.endswith(".csv") else pq.write_table
+    write(table, tmp_path / name)
+    code = (
+        "import sys, rlio\n"
+        f"given = rlio.Mapping({COLUMNS}, starts='first', terminated='done')\n"
+        f"rows = rlio.read({str(tmp_path / name)!r}, mapping=given, epochs=1).sample()\n"
+        "x, ends = rows['obs'][:, 0].astype(float), rows['terminateds']\n"
+        "print(x.tolist(), ends.tolist(), 'pandas' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == f"{steps()['x']} {steps()['done']} False"
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.bool_(), pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()]
+)
+def test_slices_of_numbers_and_flags_become_arrays(kind: pa.DataType) -> None:
+    values = np.arange(40) % 2 if kind == pa.bool_() else np.arange(40)
+    array = pa.array(values.astype(kind.to_pandas_dtype()), kind)
+    for start, stop in ((0, 40), (3, 21), (8, 8), (13, 40)):
+        found = to_column("x", array[start:stop], {})
+        assert found.dtype == array.to_numpy(zero_copy_only=False).dtype
+        assert found.tolist() == array[start:stop].to_pylist()
+        assert found.flags.writeable
+        assert found.flags.owndata
+    lists = pa.array([[True, False, True]] * 5)
+    assert to_column("x", lists[2:4], {}).tolist() == lists[2:4].to_pylist()

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final
 
-import numpy as np
-
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.formats.files.inputs import guarded
 from rlio.formats.place import Place
@@ -134,6 +132,7 @@ def _check_finite(table: Any, text: bytes) -> None:
 def _infinities(values: Any) -> int:
     """How many values are infinite."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     if pa.types.is_struct(values.type):
         return sum(_infinities(values.field(part)) for part in range(values.type.num_fields))
@@ -141,7 +140,7 @@ def _infinities(values: Any) -> int:
         return _infinities(values.values)
     if not pa.types.is_floating(values.type):
         return 0
-    return int(np.count_nonzero(np.isinf(values.to_numpy(zero_copy_only=False))))
+    return pc.sum(pc.is_inf(values)).as_py() or 0
 
 
 def _blocks(stream: IO[bytes], most: int, is_open: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:
