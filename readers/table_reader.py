@@ -201,7 +201,7 @@ def from_episodes(
 
 def _check_no_cuts(mapping: Mapping | None) -> None:
     """Refuse fields that say where episodes begin: each dict is one."""
-    names = ("starts", "lengths", "ends")
+    names = ("starts", "lengths", "ends", "per_row")
     if given := [name for name in names if mapping is not None and getattr(mapping, name)]:
         raise OptionError(f"{given[0]}= has no meaning here: each dict is an episode; leave it out")
 

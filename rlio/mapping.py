@@ -64,6 +64,10 @@ class Mapping:
         dtypes: rlio's column, or a part of one -> dtype, such as ``{"obs": "float32"}``.
         per_file: True: an episode ends with its file, and ids are unique only within a file; False: an
             episode may continue in the next file; None: not known.
+        per_row: Whether each row is an episode: its cells are lists with an item a step, or values for all.
+            ``lengths`` is then a column of the number of steps, without padding. If the lists of obs have one
+            item more than others, it is the final observation.
+        valid: With ``per_row``, a mask of the steps that are no padding, such as ``"not is_pad"``.
         final_row: Whether each episode has a further row, with its final observation only.
         spaces: (observation space, action space) of the rows; None: not known.
 
@@ -82,6 +86,8 @@ class Mapping:
     next_obs: Spec | None = None
     dtypes: abc.Mapping[str, str] | None = field(default_factory=dict)
     per_file: bool | None = None
+    per_row: bool = False
+    valid: str | None = None
     final_row: bool = False
     spaces: tuple[Any, Any] | None = None
 
@@ -104,6 +110,7 @@ class Mapping:
             episode=_checked_names(self.episode),
             dtypes=_checked_dtypes(self.dtypes),
             per_file=None if self.per_file is None else check_flag("per_file", self.per_file),
+            per_row=check_flag("per_row", self.per_row),
             final_row=check_flag("final_row", self.final_row),
         )
         check_spaces(self.spaces)
@@ -131,19 +138,24 @@ class Mapping:
             raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
 
     def _check_cuts(self) -> None:
-        """Refuse two fields that both say where episodes begin."""
-        for name in ("starts", "lengths", "ends"):
+        """Refuse fields that contradict each other in where episodes begin."""
+        for name in ("starts", "lengths", "ends", "valid"):
             if not isinstance(value := getattr(self, name), str | None) or value == "":
                 raise OptionError(f"{name}={excerpt(value)}: expected the name of a column")
-        given = [name for name in ("episode", "starts", "lengths", "ends") if getattr(self, name)]
+        names = ("per_row", "starts", "ends") if self.per_row else ("episode", "starts", "lengths", "ends")
+        given = [name for name in names if getattr(self, name)]
         if len(given) > 1:
             shown = [f"{name}={excerpt(getattr(self, name))}" for name in given]
             raise OptionError(f"{' and '.join(shown)} both say where episodes begin: leave one out")
-        if self.per_file is False and given and given[0] in ("lengths", "ends"):
+        if self.per_file is False and given and given[0] in ("per_row", "lengths", "ends"):
             raise OptionError(
-                f"per_file=False and {given[0]}= contradict each other: {given[0]} are those of one file, so "
-                "no episode continues in the next; leave out per_file="
+                f"per_file=False and {given[0]}= contradict each other: no episode continues in the next "
+                "file; leave out per_file="
             )
+        if self.valid and not self.per_row:
+            raise OptionError("valid= needs per_row=True: it marks the steps of a row that are no padding")
+        if self.valid and self.lengths:
+            raise OptionError("lengths= and valid= both say which steps are no padding: leave one out")
 
     def _checked_columns(self) -> dict[str, Spec]:
         columns = self.columns
@@ -167,7 +179,7 @@ class Mapping:
         top, slash, part = name.partition("/")
         meant = MEANT.get(top.lower(), ())
         options = {self.instead[column] for column in meant if column in self.instead}
-        given = {"episode"} if self.starts or self.lengths or self.ends else set()
+        given = {"episode"} if self.starts or self.lengths or self.ends or self.per_row else set()
         if options and not given & options and not any(getattr(self, option) for option in options):
             raise OptionError(
                 f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean "

@@ -52,6 +52,12 @@ def mapping_of(
     per_file: Annotated[
         bool | None, typer.Option("--per-file/--across-files", help="Whether episodes end with their file.")
     ] = None,
+    per_row: Annotated[
+        bool, typer.Option("--per-row", help="Each row is an episode: its cells are lists, an item a step.")
+    ] = False,
+    valid: Annotated[
+        str | None, typer.Option(help="With --per-row: the mask of the steps that are no padding.")
+    ] = None,
     final_row: Annotated[
         bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
     ] = False,
@@ -73,6 +79,8 @@ def mapping_of(
         "next_obs": None if next_obs is None else _names(next_obs),
         "dtypes": dict(map(_dtype, dtype or ())),
         "per_file": per_file,
+        "per_row": per_row,
+        "valid": valid,
         "final_row": final_row,
     }
     if column:

@@ -28,6 +28,8 @@ def stated_lengths(table: Table, mapping: Mapping) -> list[int] | None:
         SchemaError: Its values do not fit the number of rows.
     """
     name = mapping.lengths or mapping.ends
+    if mapping.per_row:
+        return list(table.lengths or ())
     if name is None:
         is_used = mapping.per_file is None and not (mapping.episode or mapping.starts)
         return list(table.lengths) if table.lengths is not None and is_used else None

@@ -246,7 +246,6 @@ def check_one_step(columns: Mapping[str, Any], *, has_flags: bool) -> None:
     shapes = {name: leaves(columns[name])[0][1].shape[1:] for name in (Columns.OBS, *names)}
     raise SchemaError(
         f"found rows of the shapes {excerpt(shapes)}: each seems to be an episode of {steps} steps, expected "
-        "one step a row; pass rlio.from_episodes a list of dicts of arrays, one an episode, such as "
-        "[{'obs': obs[i], 'actions': actions[i], 'rewards': rewards[i]} for i in range(len(obs))]",
+        "one step a row: pass per_row=True if each row is an episode",
         column=Columns.OBS,
     )

@@ -33,7 +33,6 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import concat_leaves, to_numpy, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
-from rlio.batch.other_names import did_you_mean
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -59,14 +58,16 @@ from rlio.formats.tables.doubts import (
     check_starts,
     mask_ends,
 )
-from rlio.formats.tables.table import Rows, Table
+from rlio.formats.tables.episode_rows import EpisodeRows
+from rlio.formats.tables.paths import paths_of, resolved, walk
+from rlio.formats.tables.table import Lists, Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.storage import InputFile
 
 __all__ = ["MappedSource", "by_own_names", "own_map"]
 
 _SCAN_ROWS: Final = 65_536
-_SHOWN_COLUMNS: Final = 30
+_SHOWN_COLUMNS: Final = 20
 # Rows whose obs and new_obs are compared.
 _COMPARED_ROWS: Final = 4096
 _COMPARED_BYTES: Final = 16 << 20
@@ -119,9 +120,12 @@ class MappedSource:
         #: Flags of which there is one an episode.
         self._of_episodes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.notes: list[str] = []
-        self._file_starts = [0, *accumulate(table.rows)]
-        self._rows = self._file_starts[-1]
         try:
+            if mapping.per_row:
+                steps = EpisodeRows(table, mapping)
+                self._table, self._map = table, mapping = steps, steps.mapping()
+            self._file_starts = [0, *accumulate(table.rows)]
+            self._rows = self._file_starts[-1]
             if not self._rows:
                 raise DataNotFound("found no rows")
             columns = nested(mapping.columns)
@@ -132,11 +136,12 @@ class MappedSource:
             self._flags = [self._flag_of(option) for option in ("terminated", "truncated")]
             self._first = self._flag_of("starts")
             self._check_options()
+            self._check_cells()
             #: First row of each episode, and the number of rows.
             self._starts = [*self._find_starts(), self._rows]
             self._check_stored_ids()
-            steps = [stop - start for start, stop in pairwise(self._starts)]
-            self.lengths: Sequence[int] = [count - 1 for count in steps] if mapping.final_row else steps
+            counts = [stop - start for start, stop in pairwise(self._starts)]
+            self.lengths: Sequence[int] = [count - 1 for count in counts] if mapping.final_row else counts
             table.together = frozenset(path[0] for path in self._paths())
             self.row_bytes: int = self._try()
             self._check_doubts()
@@ -157,7 +162,7 @@ class MappedSource:
             raise error
         text = str(error).rpartition(" [")[0] if error.column or error.uri else str(error)
         raise type(error)(
-            f"{text}; {describe(self._table)}",
+            f"{text}; {describe(self._table.described)}",
             uri=error.uri or self.uri,
             record=error.record,
             column=error.column,
@@ -165,17 +170,7 @@ class MappedSource:
 
     def _path(self, name: object, option: str) -> tuple[str, ...]:
         """Top-level column, and the keys below it."""
-        if isinstance(name, str):
-            if name in self._table.names:
-                return (name,)
-            parts = name.split(".")
-            for end in range(len(parts) - 1, 0, -1):
-                if (top := ".".join(parts[:end])) in self._table.names:
-                    return (top, *parts[end:])
-            lacks = "only some of the files have" if name in self._table.uneven else "the table has no"
-            hint = did_you_mean(name, self._table.names)
-            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}{hint}", column=name)
-        raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
+        return resolved(self._table, name, option)
 
     def _flag_of(self, option: str) -> _Flag | None:
         """The column of flags that an option names; ``"not x"``: the flags are where x is 0."""
@@ -205,7 +200,9 @@ class MappedSource:
 
     def _check_options(self) -> None:
         mapping, table = self._map, self._table
-        is_known = self._ids or mapping.per_file or self._first or mapping.lengths or mapping.ends
+        is_known = (
+            self._ids or mapping.per_file or self._first or mapping.lengths or mapping.ends or mapping.per_row
+        )
         if not is_known and table.lengths is None:
             if not any(self._flags):
                 raise OptionError(
@@ -222,9 +219,24 @@ class MappedSource:
         if self._ids and mapping.terminated is None and mapping.truncated is None:
             self.notes.append("No column states how episodes end: all ends are truncations.")
 
+    def _check_cells(self) -> None:
+        """Refuse rows of lists of different lengths, which are episodes, before their flags are looked at."""
+        for name, spec in self._specs.items():
+            for path in paths_of(spec):
+                first = Rows(0, 0, min(3, self._table.rows[0]))
+                try:
+                    self._table.read(first, [path[0]])
+                except SchemaError:
+                    if shown := _described_lists(self._table, first, path[0]):
+                        raise SchemaError(
+                            f"found {shown} for {name}, expected one step a row: pass per_row=True if each "
+                            "row is an episode",
+                            column=path[0],
+                        ) from None
+
     def _paths(self) -> set[tuple[str, ...]]:
         """All that is read."""
-        mapped = {path for spec in self._specs.values() for path in _paths_of(spec)}
+        mapped = {path for spec in self._specs.values() for path in paths_of(spec)}
         flags = {flag.path for flag in (*self._flags, self._first) if flag is not None}
         return mapped | {*self._ids, *(flags - self._of_episodes.keys())}
 
@@ -270,12 +282,12 @@ class MappedSource:
                 except RlioError as error:
                     raise_at(error, uri=self._table.files[file].uri if self._table.files else self.uri)
             file += 1
-        return {path: _joined([_walk(part, path) for part in parts], path) for path in paths}
+        return {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
 
     def _built(self, name: str, start: int, stop: int, keep: NDArray[np.bool_] | None = None) -> Any:
         """A column of rlio."""
         spec = self._specs[name]
-        found = self._read(start, stop, list(_paths_of(spec)), keep=None if name == Columns.OBS else keep)
+        found = self._read(start, stop, list(paths_of(spec)), keep=None if name == Columns.OBS else keep)
         return self._made(spec, found, name)
 
     def _made(self, spec: Any, found: abc.Mapping[tuple[str, ...], Any], name: str) -> Any:
@@ -467,7 +479,7 @@ class MappedSource:
 
     def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
         """Columns that count steps, and whether they are mapped."""
-        mapped = {path: name for name, spec in self._specs.items() for path in _paths_of(spec)}
+        mapped = {path: name for name, spec in self._specs.items() for path in paths_of(spec)}
         for path, name in mapped.items():
             if name == Columns.T or {name.lower(), path[-1].lower()} <= STEP_NAMES:
                 yield path, True
@@ -656,25 +668,6 @@ def _stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield start, min(start + _SCAN_ROWS, end)
 
 
-def _walk(columns: abc.Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """What is at a path of nested columns."""
-    value = columns[path[0]]
-    for key in path[1:]:
-        if (
-            isinstance(value, np.ndarray)
-            and value.dtype == object
-            and all(isinstance(v, dict) for v in value)
-        ):
-            value = np.array([row.get(key) for row in value])
-        elif isinstance(value, dict) and key in value:
-            value = value[key]
-        else:
-            raise MissingColumn(
-                f"the column {excerpt(path[0])} has no part {excerpt(key)}", column=".".join(path)
-            )
-    return value
-
-
 def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
     """The column of a stretch over several files."""
     parts = [part for part in parts if part is not None and len(leaves(part)[0][1])] or parts[:1]
@@ -684,14 +677,6 @@ def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
         return map_structure(lambda *each: concat_leaves(each), *parts)
     except SchemaError as error:
         raise SchemaError(f"the files differ: {error}", column=".".join(path)) from error
-
-
-def _paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
-    if isinstance(spec, tuple):
-        yield spec
-    else:
-        for part in spec.values() if isinstance(spec, dict) else spec:
-            yield from _paths_of(part)
 
 
 def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
@@ -732,17 +717,18 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
 def describe(table: Table) -> str:
     """The columns of a table with dtype and three values each, for messages."""
     shown = []
+    file = next((number for number, rows in enumerate(table.rows) if rows), None)
     for name in list(table.names)[:_SHOWN_COLUMNS]:
-        file = next((number for number, rows in enumerate(table.rows) if rows), None)
+        rows = None if file is None else Rows(file, 0, min(3, table.rows[file]))
         try:
-            found = (
-                None if file is None else table.read(Rows(file, 0, min(3, table.rows[file])), [name])[name]
-            )
-            parts = leaves(found) if found is not None else []
+            if rows is not None and table.count(rows.file, name) != table.rows[rows.file]:
+                shown.append(_described_beside(name, table.array(rows.file, name)))
+                continue
+            found = None if rows is None else table.read(rows, [name])[name]
         except RlioError as error:
-            shown.append(f"{name} (unreadable: {excerpt(str(error), 80)})")
+            shown.append(_described_lists(table, rows, name) or _unreadable(name, error))
             continue
-        for path, leaf in parts:
+        for path, leaf in leaves(found) if found is not None else ():
             shape = f" {leaf.shape[1:]}" if leaf.ndim > 1 else ""
             values = excerpt(leaf.tolist(), 60).removeprefix("[").removesuffix("]")
             shown.append(f"{'.'.join([name, *map(str, path)])[:60]} ({_kind_of(leaf)}{shape}: {values})")
@@ -750,6 +736,29 @@ def describe(table: Table) -> str:
             shown.append(f"{name} (empty)")
     more = len(table.names) - _SHOWN_COLUMNS
     return f"the columns are {', '.join(shown)}" + (f", and {more} more" if more > 0 else "")
+
+
+def _described_beside(name: str, array: NDArray[Any]) -> str:
+    """An array that has not as many values as the table has rows."""
+    values = excerpt(array[:3].tolist(), 60).removeprefix("[").removesuffix("]")
+    return f"{name} ({_kind_of(array)} {array.shape}: {values})"
+
+
+def _unreadable(name: str, error: RlioError) -> str:
+    return f"{name} (unreadable: {excerpt(str(error), 80)})"
+
+
+def _described_lists(table: Table, rows: Rows | None, name: str) -> str:
+    """A column of lists of different lengths; "": it has none."""
+    try:
+        found = None if rows is None else table.lists(rows, name)
+    except RlioError:
+        return ""
+    if not isinstance(found, Lists) or found.lengths is None:
+        return ""
+    lengths, parts = ", ".join(map(str, found.lengths.tolist())), leaves(found.values)
+    items = ", ".join(f"{'.'.join(map(str, path))} {_kind_of(leaf)}".strip() for path, leaf in parts)
+    return f"{name} (lists of {lengths} items: {items[:80]})"
 
 
 # ---- tables whose columns have rlio's names ----

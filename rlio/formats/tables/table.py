@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import as_column, table_columns, to_numpy
+from rlio.batch.arrays import as_column, concat_leaves, table_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.other_names import did_you_mean
@@ -27,7 +27,7 @@ from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.storage import InputFile
 
-__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
+__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "table_in_memory"]
 
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
@@ -50,6 +50,18 @@ class Rows(NamedTuple):
     stop: int
     keep: NDArray[np.bool_] | None = None
     fills: bool = False
+
+
+class Lists(NamedTuple):
+    """The cells of a column.
+
+    Attributes:
+        lengths: Items of the list in each cell; None: each cell has one value.
+        values: All items, one list after the other, or the value of each cell; may be nested.
+    """
+
+    lengths: NDArray[np.int64] | None
+    values: Any
 
 
 class Table:
@@ -108,6 +120,19 @@ class Table:
         """
         raise NotImplementedError
 
+    def lists(self, rows: Rows, name: str) -> Any:
+        """The cells of some rows of a column as `Lists`, which may differ in length; nested where it is.
+
+        Raises:
+            SchemaError: A cell is null, or its items cannot become an array.
+        """
+        return _lists_of_arrays(self.read(rows, [name])[name])
+
+    @property
+    def described(self) -> Table:
+        """The table whose columns messages show."""
+        return self
+
     def count(self, file: int, name: str) -> int:
         """Rows of a column of a file: the number of rows, unless it is an array beside the rows."""
         return self.rows[file]
@@ -137,6 +162,18 @@ class Table:
             raise SchemaError(
                 f"found {rows} rows, expected {self.rows[file]} as in other columns", column=name
             )
+
+
+def _lists_of_arrays(column: Any) -> Any:
+    """Arrays of the shape (rows, items, ...) as `Lists`; other arrays have one value a row."""
+
+    def listed(leaf: NDArray[Any]) -> Lists:
+        if leaf.ndim < 2:
+            return Lists(None, leaf)
+        rows, items, *shape = leaf.shape
+        return Lists(np.full(rows, items, np.int64), leaf.reshape(rows * items, *shape))
+
+    return Lists(None, None) if column is None else map_structure(listed, column)
 
 
 class ArrayTable(Table):
@@ -174,6 +211,19 @@ class ArrayTable(Table):
 
         return {name: map_structure(cut, self._columns[name]) for name in names}
 
+    def lists(self, rows: Rows, name: str) -> Any:
+        """See `Table`."""
+        given = self._given[name]
+        cells = given if isinstance(given, list) else np.asarray(given, object) if _has_cells(given) else None
+        here = [] if cells is None else cells[rows.start : rows.stop]
+        if cells is None or not all(isinstance(one, list | tuple | np.ndarray) for one in here):
+            return super().lists(rows, name)
+        self._check_rows(0, name, len(cells))
+        parts = [as_column(name, [*one]) for one in here]
+        full = [part for part in parts if len(part)]
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return Lists(lengths, concat_leaves(full) if full else np.zeros(0))
+
     def count(self, file: int, name: str) -> int:
         """See `Table`."""
         count = _count(self._given[name])
@@ -184,6 +234,11 @@ class ArrayTable(Table):
         if name not in self._given or isinstance(self._given[name], Mapping):
             return super().array(file, name)
         return to_numpy(as_column(name, self._given[name]))
+
+
+def _has_cells(column: Any) -> bool:
+    """Whether the cells of a column of a data frame, or of an array, are objects."""
+    return getattr(column, "dtype", None) == np.dtype(object)
 
 
 def _count(column: Any) -> int | None:
@@ -229,6 +284,16 @@ class Pieces(Table):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
+        parts, extensions = self._parts(rows, names), self.extensions(rows.file)
+        return {name: _column(name, _joined(name, parts), extensions, fills=rows.fills) for name in names}
+
+    def lists(self, rows: Rows, name: str) -> Any:
+        """See `Table`."""
+        values, extensions = _joined(name, self._parts(rows, [name])), self.extensions(rows.file)
+        return Lists(None, None) if values is None else _lists(name, values, extensions, fills=rows.fills)
+
+    def _parts(self, rows: Rows, names: Collection[str]) -> list[Any]:
+        """Tables of Arrow with some rows."""
         starts, parts = self._starts[rows.file], list[Any]()
         piece = max(0, bisect_right(starts, rows.start) - 1)
         while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
@@ -242,8 +307,7 @@ class Pieces(Table):
                 part = part.filter(rows.keep[at : at + len(part)])
             parts.append(part)
             piece += 1
-        extensions = self.extensions(rows.file)
-        return {name: _column(name, parts, extensions, fills=rows.fills) for name in names}
+        return parts
 
     def _piece(self, file: int, piece: int, names: Collection[str]) -> Any:
         asked = self.together if self.together.issuperset(names) else frozenset(names)
@@ -274,7 +338,8 @@ class Pieces(Table):
         self._kept.clear()
 
 
-def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    """A column of several tables as an array of Arrow; None: there are no tables."""
     import pyarrow as pa
 
     chunks: list[Any] = []
@@ -282,9 +347,32 @@ def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension]
         column = part.column(name)
         chunks += column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     chunks = [chunk.storage if isinstance(chunk.type, pa.BaseExtensionType) else chunk for chunk in chunks]
-    if not chunks:
+    return None if not chunks else chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+
+
+def _lists(name: str, values: Any, extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+    """The cells of a column as `Lists`, nested where there are structs."""
+    import pyarrow as pa
+
+    kind = values.type
+    is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+    if (pa.types.is_struct(kind) or is_list) and values.null_count:
+        raise SchemaError(f"{values.null_count} of {len(values)} rows are null", column=name)
+    if pa.types.is_struct(kind) and name != Columns.INFOS:
+        parts = zip(kind, values.flatten(), strict=True)
+        return {field.name: _lists(name, part, {}, fills=fills) for field, part in parts}
+    if not is_list or any(path == name for path in extensions):
+        return _lists_of_arrays(_column(name, values, extensions, fills=fills))
+    fixed = isinstance(kind, pa.FixedSizeListType)
+    lengths = np.full(len(values), kind.list_size) if fixed else np.asarray(values.value_lengths())
+    return Lists(lengths.astype(np.int64), _column(name, values.flatten(), {}, fills=fills))
+
+
+def _column(name: str, values: Any, extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+    import pyarrow as pa
+
+    if values is None:
         return None
-    values = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     if fills and (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         values = values.fill_null(pa.scalar(0).cast(values.type))
     # Infos become objects. The meaning of other columns is the mapping's, not that of their names.
