@@ -69,6 +69,8 @@ class Mapping:
             item more than others, it is the final observation.
         valid: With ``per_row``, a mask of the steps that are no padding, such as ``"not is_pad"``.
         final_row: Whether each episode has a further row, with its final observation only.
+        shifted: rlio's columns whose values are stored a row later, with the observation that followed, such
+            as ``("actions", "rewards")``; a tuple. The last row of each episode is then a final row.
         spaces: (observation space, action space) of the rows; None: not known.
 
     Raises:
@@ -89,6 +91,7 @@ class Mapping:
     per_row: bool = False
     valid: str | None = None
     final_row: bool = False
+    shifted: str | Sequence[str] = ()
     spaces: tuple[Any, Any] | None = None
 
     #: Columns that other fields stand for.
@@ -107,11 +110,12 @@ class Mapping:
         set_options(
             self,
             columns=self._checked_columns(),
-            episode=_checked_names(self.episode),
+            episode=_checked_names("episode", self.episode),
             dtypes=_checked_dtypes(self.dtypes),
             per_file=None if self.per_file is None else check_flag("per_file", self.per_file),
             per_row=check_flag("per_row", self.per_row),
             final_row=check_flag("final_row", self.final_row),
+            shifted=_checked_names("shifted", self.shifted),
         )
         check_spaces(self.spaces)
         self._check_cuts()
@@ -131,6 +135,7 @@ class Mapping:
                 raise OptionError("columns= and next_obs= both name new_obs: leave out one of them")
         if self.next_obs == DERIVE and Columns.OBS not in tops:
             raise OptionError("next_obs='derive' needs columns={'obs': ...}")
+        self._check_shifted(tops)
         if self.final_row and self.next_obs != DERIVE:
             raise OptionError("final_row=True needs next_obs='derive', which takes new_obs from that row")
         known = (*tops, Columns.NEXT_OBS)
@@ -156,6 +161,25 @@ class Mapping:
             raise OptionError("valid= needs per_row=True: it marks the steps of a row that are no padding")
         if self.valid and self.lengths:
             raise OptionError("lengths= and valid= both say which steps are no padding: leave one out")
+
+    def _check_shifted(self, tops: abc.Mapping[str, Any]) -> None:
+        """Refuse shifted columns that cannot be; with them, the last row of an episode is a final row."""
+        if not self.shifted:
+            return
+        fixed = {Columns.OBS, Columns.NEXT_OBS, Columns.T}
+        if wrong := [name for name in self.shifted if name in fixed or name not in tops]:
+            hint = ""
+            if {"terminated", "truncated", *self.instead} & {*wrong}:
+                hint = "; a flag is not named here: that of the last row is the flag of the step before it"
+            raise OptionError(
+                f"shifted={excerpt(wrong)}: expected columns of rlio that are mapped, besides obs and t, "
+                f"such as ('actions', 'rewards'){hint}"
+            )
+        if self.next_obs != DERIVE:
+            raise OptionError(
+                "shifted= needs next_obs='derive': the last row of each episode has its final observation"
+            )
+        set_options(self, final_row=True)
 
     def _checked_columns(self) -> dict[str, Spec]:
         columns = self.columns
@@ -208,12 +232,12 @@ def _check_spec(name: str, spec: object) -> None:
         )
 
 
-def _checked_names(episode: object) -> tuple[str, ...]:
-    if episode is None or isinstance(episode, str):
-        return () if episode is None else (episode,)
-    if not isinstance(episode, Sequence) or not all(isinstance(name, str) for name in episode):
-        raise OptionError(f"episode={excerpt(episode)}: expected the name of a column, or a list of names")
-    return tuple(episode)
+def _checked_names(option: str, names: object) -> tuple[str, ...]:
+    if names is None or isinstance(names, str):
+        return () if names is None else (names,)
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"{option}={excerpt(names)}: expected the name of a column, or a list of names")
+    return tuple(names)
 
 
 def _checked_dtypes(dtypes: object) -> dict[str, str]:

@@ -377,6 +377,82 @@ def test_an_episode_without_steps_is_none(tmp_path: Path) -> None:
         assert ends_of(rows) == ([3, 5], [2, 7], [])
 
 
+# ---- columns that are stored a row later ----
+
+
+def later(lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[Any]]:
+    """As DreamerV3 stores: a row has the action and the reward that led to its image, and 0 at first."""
+    rows = [(e, t, count) for e, count in enumerate(lengths, 1) for t in range(count + 1)]
+    return {
+        "x": [100.0 * e + t for e, t, _ in rows],
+        "a": [None if t == 0 else (t - 1) % 3 for _, t, _ in rows],
+        "r": [0.0 if t == 0 else 1000.0 * e + t - 1 for e, t, _ in rows],
+        "logp": [-1.0 * e - t for e, t, _ in rows],
+        "is_first": [t == 0 for _, t, _ in rows],
+        "is_last": [t == count for _, t, count in rows],
+        "is_terminal": [e % 2 == 1 and t == count for e, t, count in rows],
+        "discount": [float(e % 2 == 0 or t < count) for e, t, count in rows],
+        "ep": [e for e, _, _ in rows],
+    }
+
+
+SHIFTED: dict[str, Any] = {"next_obs": "derive", "shifted": ("actions", "rewards")}
+
+
+@pytest.mark.usefixtures("scanned")
+def test_actions_and_rewards_that_are_stored_a_row_later_come_back_to_their_step(tmp_path: Path) -> None:
+    table = pa.table(later())
+    pacsv.write_csv(table, tmp_path / "log.csv")
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=4)
+    whole = {name: [0 if value is None else value for value in values] for name, values in later().items()}
+    for source in (table, pl.DataFrame(later()), whole, tmp_path / "log.csv", tmp_path / "log.parquet"):
+        for fields in (
+            {"starts": "is_first", "terminated": "is_terminal", "per_file": True},
+            {"episode": "ep", "terminated": "not discount"},
+            {"terminated": "is_terminal", "truncated": "is_last"},
+        ):
+            columns = {**COLUMNS, "logp": "logp"}
+            rows = rows_of(source, columns=columns, **SHIFTED, **fields)
+            assert rows["obs"][:, 0].tolist() == steps()["x"]
+            assert rows["new_obs"][:, 0].tolist() == [x + 1 for x in steps()["x"]]
+            assert rows["actions"].tolist() == steps()["a"]
+            assert rows["rewards"].tolist() == steps()["r"]
+            assert rows["logp"].tolist() == [-1, -2, -3, -2, -3, -4, -5, -6, -7]  # It is not shifted.
+            assert rows["t"].tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
+            assert ends_of(rows)[0][-3:] == [3, 1, 5]
+            assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 8]
+            assert 3 in np.flatnonzero(rows["truncateds"])
+
+
+def test_only_the_columns_that_are_named_are_shifted() -> None:
+    fields: dict[str, Any] = {"starts": "is_first", "next_obs": "derive"}
+    whole = {name: [0 if value is None else value for value in values] for name, values in later().items()}
+    rows = rows_of(whole, shifted="rewards", **fields)
+    assert rows["rewards"].tolist() == steps()["r"]
+    assert rows["actions"].tolist() == [0, 0, 1, 0, 0, 0, 1, 2, 0]
+    with rlio.from_arrays(
+        whole, mapping=rlio.Mapping(COLUMNS, **SHIFTED, starts="is_first"), columns=["rewards"]
+    ) as some:
+        assert some.sample(9)["rewards"].tolist() == steps()["r"]
+
+
+def test_an_episode_without_a_step_has_a_final_row_only() -> None:
+    whole = {
+        name: [0 if value is None else value for value in values] for name, values in later((3, 0, 5)).items()
+    }
+    rows = rows_of(whole, starts="is_first", **SHIFTED)
+    assert np.bincount(rows["eps_id"]).tolist() == [3, 0, 5]
+    assert rows["rewards"].tolist() == [1000, 1001, 1002, 3000, 3001, 3002, 3003, 3004]
+
+
+@pytest.mark.parametrize("names", ["obs", "t", "logp", "terminated", "terminateds", ["actions", "new_obs"]])
+def test_columns_that_cannot_be_shifted_are_refused(names: Any) -> None:
+    with pytest.raises(OptionError, match="shifted="):
+        rlio.Mapping(COLUMNS, starts="is_first", next_obs="derive", shifted=names)
+    with pytest.raises(OptionError, match="needs next_obs='derive'"):
+        rlio.Mapping(COLUMNS, starts="is_first", shifted="rewards")
+
+
 # ---- every way to pass a mapping ----
 
 CONTRADICTIONS: list[dict[str, Any]] = [
@@ -413,6 +489,10 @@ SPELLINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"lengths": "lens"}, ["--lengths", "lens"]),
     ({"ends": "ends", "terminated": "done"}, ["--ends", "ends", "--terminated", "done"]),
     (
+        {"starts": "first", "next_obs": "derive", "shifted": ("actions", "rewards")},
+        ["--starts", "first", "--next-obs", "derive", "--shifted", "actions", "--shifted", "rewards"],
+    ),
+    (
         {"columns": PLAIN, "per_row": True, "valid": "not is_pad"},
         [
             *("--map", "obs=x", "--map", "actions=a", "--map", "rewards=r"),
@@ -437,7 +517,7 @@ def test_every_field_reaches_readers_conversions_data_sets_states_and_the_comman
         np.savez(path, **arrays(lens=[3, 1, 5], ends=[3, 4, 9], ep=[1] * 3 + [2] + [3] * 5))
     given = rlio.Mapping(**{"columns": COLUMNS, **fields})
     expected = ends_of(rows_of(path, **fields))
-    assert [len(rlio.open_dataset(path, mapping=given).episode(n)) for n in range(3)] == [3, 1, 5]
+    assert len(rlio.open_dataset(path, mapping=given).episode(0)) == (2 if "shifted" in fields else 3)
     rlio.convert(path, tmp_path / "own", mapping=given, prove=True)
     assert ends_of(all_rows(rlio.read(tmp_path / "own", epochs=1, shuffle=False))) == expected
     columns = [] if "columns" in fields else ["--map", "obs=x,", "--map", "actions=a", "--map", "rewards=r"]

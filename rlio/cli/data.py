@@ -61,6 +61,10 @@ def mapping_of(
     final_row: Annotated[
         bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
     ] = False,
+    shifted: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of rlio whose values are stored a row later, such as rewards; repeatable."),
+    ] = None,
 ) -> "Mapping | None":
     """The mapping that ``--map`` and the other options state; None: they state none.
 
@@ -82,10 +86,11 @@ def mapping_of(
         "per_row": per_row,
         "valid": valid,
         "final_row": final_row,
+        "shifted": shifted or (),
     }
     if column:
         return Mapping(dict(map(_mapped, column)), **fields)
-    if given := [name for name, value in fields.items() if value not in (None, False, {})]:
+    if given := [name for name, value in fields.items() if value not in (None, False, {}, ())]:
         raise OptionError(f"--{flag_of(given[0])} needs --map COLUMN=NAME, such as --map obs=x,y")
     return None
 

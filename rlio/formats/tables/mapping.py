@@ -211,7 +211,7 @@ class MappedSource:
                     "or ends=, an array of one number an episode; or per_file=True, if each file is an "
                     "episode"
                 )
-            if mapping.final_row:
+            if mapping.final_row and not mapping.shifted:
                 raise OptionError(
                     "final_row=True needs episode=, starts=, lengths=, ends= or per_file=True: no flag marks "
                     "that row"
@@ -243,8 +243,8 @@ class MappedSource:
     def _try(self) -> int:
         """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
         rows = min(3, self._rows)
-        keep = ~np.isin(np.arange(rows), np.array(self._starts[1:]) - 1) if self._map.final_row else None
-        columns = {name: self._built(name, 0, rows, keep) for name in self._specs}
+        last = np.isin(np.arange(rows), np.array(self._starts[1:]) - 1)
+        columns = {name: self._built(name, 0, rows, self._keep(name, last)) for name in self._specs}
         now, after = (
             {path: leaf.shape[1:] for path, leaf in leaves(columns[name])} if name in columns else None
             for name in (Columns.OBS, Columns.NEXT_OBS)
@@ -284,10 +284,24 @@ class MappedSource:
             file += 1
         return {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
 
+    def _keep(self, name: str, last: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Which rows have the values of a column; None: all. ``last``: the last rows of episodes.
+
+        A final row has an observation only::
+
+            row                   0    1    2 = last
+            obs                   o0   o1   o2
+            actions               a0   a1   -          keep: not the last
+            actions, if shifted   -    a0   a1         keep: not the first
+        """
+        if not self._map.final_row or name == Columns.OBS:
+            return None
+        return ~np.concatenate([[True], last])[: len(last)] if name in self._map.shifted else ~last
+
     def _built(self, name: str, start: int, stop: int, keep: NDArray[np.bool_] | None = None) -> Any:
-        """A column of rlio."""
+        """A column of rlio. ``keep``: which of the rows; None: all."""
         spec = self._specs[name]
-        found = self._read(start, stop, list(paths_of(spec)), keep=None if name == Columns.OBS else keep)
+        found = self._read(start, stop, list(paths_of(spec)), keep=keep)
         return self._made(spec, found, name)
 
     def _made(self, spec: Any, found: abc.Mapping[tuple[str, ...], Any], name: str) -> Any:
@@ -345,7 +359,9 @@ class MappedSource:
         self._is_closed = bool(ids or forced)
         if not (ids or self._first or self._flags_of_rows()):
             return [int(row) for row in begin_rows if row < self._rows]
-        cuts = not (ids or stated is not None or self._first or mapping.final_row)
+        # A final row has no flag, unless all that belongs to a step is a row later.
+        has_no_flag = mapping.final_row and not mapping.shifted
+        cuts = not (ids or stated is not None or self._first or has_no_flag)
         starts, flagged = self._scan(begin_rows, cuts=cuts)
         if cuts and not isinstance(mapping, _OwnNames):
             check_flagged(flagged, self._rows, self._flag_names())
@@ -596,7 +612,7 @@ class MappedSource:
         for name in self._specs:
             also = (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID) if name == Columns.OBS and derives else ()
             if is_wanted(name, *also):
-                found[name] = self._built(name, start, end, keep)
+                found[name] = self._built(name, start, end, self._keep(name, last))
         if derives and is_wanted(Columns.NEXT_OBS, Columns.NEXT_OBS_VALID):
             found[Columns.NEXT_OBS] = map_structure(lambda leaf: _shifted(leaf, last), found[Columns.OBS])
             if not mapping.final_row:
