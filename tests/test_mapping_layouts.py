@@ -5,6 +5,7 @@ Numbers say where they belong, as in tests/test_mapping.py: row t of episode e h
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -23,9 +24,18 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
-from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, StateError
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    OptionError,
+    RlioError,
+    SchemaError,
+    StateError,
+    UnsafeData,
+)
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.tables import mapping as tables
+from rlio.formats.tables import text_table
 
 LENGTHS = (3, 1, 5)
 COLUMNS = {"obs": ["x"], "actions": "a", "rewards": "r"}
@@ -451,6 +461,154 @@ def test_columns_that_cannot_be_shifted_are_refused(names: Any) -> None:
         rlio.Mapping(COLUMNS, starts="is_first", next_obs="derive", shifted=names)
     with pytest.raises(OptionError, match="needs next_obs='derive'"):
         rlio.Mapping(COLUMNS, starts="is_first", shifted="rewards")
+
+
+# ---- text: separators, decimal commas, comments, compressed files ----
+
+
+def csv_of(table: dict[str, list[Any]], separator: str = ",", decimal: str = ".") -> str:
+    lines = [[*table], *([*map(str, row)] for row in zip(*table.values(), strict=True))]
+    shown = [[cell.replace(".", decimal) for cell in line] for line in lines]
+    return "".join(separator.join(line) + "\n" for line in shown)
+
+
+ENDED: dict[str, Any] = {"starts": "first", "terminated": "done", "per_file": True}
+
+
+@pytest.fixture(params=[60, 1 << 20])
+def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text in blocks of few and of many lines."""
+    monkeypatch.setattr(text_table, "_BLOCK_BYTES", request.param)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".csv.gz", ".TSV.GZ"])
+@pytest.mark.usefixtures("in_blocks")
+def test_separators_are_found_by_looking(separator: str, ending: str, tmp_path: Path) -> None:
+    table = {**steps(), "note": [f"'{n}, {n};' a|b" for n in range(9)]}
+    text = csv_of({**steps(), "note": [f'"{note}"' for note in table["note"]]}, separator).encode()
+    path = tmp_path / f"log{ending}"
+    path.write_bytes(gzip.compress(text) if ending.lower().endswith(".gz") else text)
+    rows = rows_of(path, columns={**COLUMNS, "note": "note"}, **ENDED)
+    assert rows["obs"][:, 0].tolist() == steps()["x"]
+    assert rows["note"].tolist() == table["note"]
+    assert ends_of(rows) == ([3, 1, 5], [2, 8], [3])
+    shuffled = rlio.read(path, mapping=rlio.Mapping(COLUMNS, **ENDED), epochs=1, shuffle=True, seed=1)
+    assert sorted(all_rows(shuffled)["rewards"].tolist()) == sorted(steps()["r"])
+
+
+def test_separators_that_are_not_certain_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("x;y,a;b\n1;2,5;3\n4;5,6;7\n")
+    with pytest.raises(OptionError, match=r"each of \[',', ';'\].*'delimiter'"):
+        rlio.read(path, mapping=rlio.Mapping({"obs": ["x"]}, per_file=True))
+    chosen = {
+        "format_options": {"delimiter": ";"},
+        "mapping": rlio.Mapping({"obs": ["x", "b"]}, per_file=True),
+    }
+    assert rlio.read(path, **chosen).sample(2)["obs"].tolist() == [[1, 3], [4, 7]]
+    path.write_text("x;note,a\n1,2\n4,5\n")  # The name of a column.
+    assert rlio.read(path, mapping=rlio.Mapping({"obs": ["x;note"]}, per_file=True)).sample(2)[
+        "obs"
+    ].tolist() == [[1], [4]]
+    path.write_text("speed (m;s)\n1\n4\n")
+    assert len(rlio.read(path, mapping=rlio.Mapping({"obs": "speed (m;s)"}, per_file=True)).sample(2)) == 2
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_decimal_commas_are_named_in_the_error_and_read_by_an_option(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(steps(), ";", ","))
+    assert "format_options={'decimal': ','}" in message_of(tmp_path / "log.csv", **ENDED)
+    given = rlio.Mapping(COLUMNS, **ENDED)
+    rows = all_rows(rlio.read(tmp_path / "log.csv", mapping=given, epochs=1, format_options={"decimal": ","}))
+    assert rows["obs"][:, 0].tolist() == steps()["x"]
+    (tmp_path / "point.csv").write_text(csv_of(steps(), ";"))
+    with pytest.raises(SchemaError, match="needs numbers"):  # A point is no decimal comma.
+        rlio.read(tmp_path / "point.csv", mapping=given, format_options={"decimal": ","})
+    for options in ({"decimal": "x"}, {"delimiter": ";;"}, {"comment": ""}):
+        with pytest.raises(OptionError, match=f"{next(iter(options))}="):
+            rlio.read(tmp_path / "log.csv", mapping=given, format_options=options)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "# made by a program\n# x, y: metres\n{names}\n",
+        "#\n#x;y\n\ufeff{names}\n".replace("\ufeff", ""),
+        "\ufeff# made\n{names}\n",
+        "# {names}\n",  # numpy.savetxt
+        "# made by a program\n#{names}\n",
+    ],
+)
+@pytest.mark.usefixtures("in_blocks")
+def test_comments_before_the_names_are_left_out(head: str, tmp_path: Path) -> None:
+    names, _, body = csv_of(steps()).partition("\n")
+    (tmp_path / "log.csv").write_text(head.format(names=names) + body, encoding="utf-8")
+    rows = rows_of(tmp_path / "log.csv", **ENDED)
+    assert rows["obs"][:, 0].tolist() == steps()["x"]
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_comments_among_rows_are_refused_unless_their_mark_is_named(tmp_path: Path) -> None:
+    table = {**steps(), "note": [f'"{n}\n# no comment\n"' for n in range(9)]}
+    lines = csv_of(table).split('"\n')
+    text = '"\n# a "comment\n'.join(lines) + "# the end\n"
+    (tmp_path / "log.csv").write_text(text)
+    assert "format_options={'comment': '#'}" in message_of(tmp_path / "log.csv", CorruptData, **ENDED)
+    given = rlio.Mapping({**COLUMNS, "note": "note"}, **ENDED)
+    rows = all_rows(rlio.read(tmp_path / "log.csv", mapping=given, epochs=1, format_options={"comment": "#"}))
+    assert rows["obs"][:, 0].tolist() == steps()["x"]
+    assert rows["note"].tolist() == [f"{n}\n# no comment\n" for n in range(9)]
+    (tmp_path / "percent.csv").write_text("% made\n" + csv_of(steps()).replace("\n", "\n% so\n"))
+    rows = all_rows(
+        rlio.read(
+            tmp_path / "percent.csv",
+            mapping=rlio.Mapping(COLUMNS, **ENDED),
+            epochs=1,
+            format_options={"comment": "%"},
+        )
+    )
+    assert rows["obs"][:, 0].tolist() == steps()["x"]
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_compressed_json_lines_are_read_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    lines = pd.DataFrame(steps()).to_json(orient="records", lines=True).encode()
+    path = tmp_path / "log.jsonl.gz"
+    path.write_bytes(gzip.compress(lines[: len(lines) // 2]) + gzip.compress(lines[len(lines) // 2 :]))
+    assert rows_of(path, **ENDED)["obs"][:, 0].tolist() == steps()["x"]
+    whole = path.read_bytes()
+    for data in (whole[:-20], whole[:40] + b"xxxx" + whole[44:], b"no gzip", whole + b"tail"):
+        path.write_bytes(data)
+        assert "log.jsonl.gz" in message_of(path, CorruptData, **ENDED)
+
+
+def test_a_compressed_file_that_inflates_beyond_its_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(csv_of(steps()).encode() + b"\n" * (8 << 20)))
+    few = rlio.Limits(free_bytes=1 << 20, inflation=10)
+    with pytest.raises(UnsafeData, match="would inflate"):
+        rlio.read(tmp_path / "log.csv.gz", mapping=rlio.Mapping(COLUMNS, **ENDED), limits=few)
+
+
+def test_the_command_takes_options_of_text(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(csv_of(steps(), ";", ","))
+    given = ["--map", "obs=x,", "--map", "actions=a", "--map", "rewards=r", "--starts", "first"]
+    made = CliRunner().invoke(
+        app,
+        [
+            "convert",
+            str(tmp_path / "log.csv"),
+            str(tmp_path / "own"),
+            *given,
+            "--read-option",
+            'format_options={"decimal": ","}',
+        ],
+    )
+    assert made.exit_code == 0, made.output
+    shown = CliRunner().invoke(
+        app, ["info", str(tmp_path / "log.csv"), *given, "--format-option", "decimal=,"]
+    )
+    assert shown.exit_code == 0, shown.output
 
 
 # ---- every way to pass a mapping ----

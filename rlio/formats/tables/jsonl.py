@@ -21,7 +21,7 @@ from rlio.formats.tables.text_table import TextTable
 FORMAT = Format(
     name="jsonl",
     title="JSON lines",
-    marks=Marks(endings=(".jsonl", ".ndjson", ".json")),
+    marks=Marks(endings=(".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")),
     table="rlio.formats.tables.jsonl:JsonlTable",
     advice="read it with rlio.read and a mapping (docs/mapping.md)",
     about="One object a step, by a mapping. Without one, rlio.JsonReader reads such files.",

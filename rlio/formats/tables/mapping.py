@@ -75,6 +75,7 @@ _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWAR
 #: A flag that is true where a column is 0, and what may be another expression.
 _NOT: Final = re.compile(r"not\s+(\S.*)")
 _EXPRESSION: Final = re.compile(r"[~!=<>&|()*+-]|\b(not|and|or)\b")
+_DECIMAL_COMMA: Final = re.compile(r"\s*[-+]?[0-9]*,?[0-9]+([eE][-+]?[0-9]+)?\s*")
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
 
@@ -698,10 +699,23 @@ def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
 def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
     name = ".".join(path)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}", column=name)
+        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}{_hint(value)}", column=name)
     if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
     return value.reshape(len(value)) if is_flat else value
+
+
+def _hint(value: Any) -> str:
+    """What may make numbers of texts, to be appended; "": nothing known."""
+    texts = (
+        [one for one in value[:100].tolist() if isinstance(one, str)] if isinstance(value, np.ndarray) else []
+    )
+    if texts and all(map(_DECIMAL_COMMA.fullmatch, texts)) and any("," in text for text in texts):
+        return (
+            f" such as {excerpt(texts[0])}: if these are numbers with decimal commas, pass "
+            "format_options={'decimal': ','} (pandas.read_csv: decimal=',')"
+        )
+    return ""
 
 
 def _kind_of(value: Any) -> str:
