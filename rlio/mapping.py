@@ -61,6 +61,8 @@ class Mapping:
             truncated.
         next_obs: The columns of ``new_obs``, as in ``columns``; or ``"derive"``: from the next row of the
             episode. The last row of each episode then has ``new_obs_valid`` False.
+        codes: A column of the table -> its categories, which become 0, 1, 2, ...; None, or the name of the
+            column alone: its values, sorted. A dict of tuples.
         dtypes: rlio's column, or a part of one -> dtype, such as ``{"obs": "float32"}``.
         per_file: True: an episode ends with its file, and ids are unique only within a file; False: an
             episode may continue in the next file; None: not known.
@@ -69,6 +71,8 @@ class Mapping:
             item more than others, it is the final observation.
         valid: With ``per_row``, a mask of the steps that are no padding, such as ``"not is_pad"``.
         final_row: Whether each episode has a further row, with its final observation only.
+        sort: The column, or columns, by which the rows of an episode are sorted, such as its times; a tuple.
+            The rows of an episode then need not be adjacent.
         shifted: rlio's columns whose values are stored a row later, with the observation that followed, such
             as ``("actions", "rewards")``; a tuple. The last row of each episode is then a final row.
         spaces: (observation space, action space) of the rows; None: not known.
@@ -86,11 +90,13 @@ class Mapping:
     terminated: str | bool | None = None
     truncated: str | bool | None = None
     next_obs: Spec | None = None
+    codes: str | Sequence[str] | abc.Mapping[str, Sequence[Any] | None] = field(default_factory=dict)
     dtypes: abc.Mapping[str, str] | None = field(default_factory=dict)
     per_file: bool | None = None
     per_row: bool = False
     valid: str | None = None
     final_row: bool = False
+    sort: str | Sequence[str] = ()
     shifted: str | Sequence[str] = ()
     spaces: tuple[Any, Any] | None = None
 
@@ -111,10 +117,12 @@ class Mapping:
             self,
             columns=self._checked_columns(),
             episode=_checked_names("episode", self.episode),
+            codes=_checked_codes(self.codes),
             dtypes=_checked_dtypes(self.dtypes),
             per_file=None if self.per_file is None else check_flag("per_file", self.per_file),
             per_row=check_flag("per_row", self.per_row),
             final_row=check_flag("final_row", self.final_row),
+            sort=_checked_names("sort", self.sort),
             shifted=_checked_names("shifted", self.shifted),
         )
         check_spaces(self.spaces)
@@ -157,6 +165,14 @@ class Mapping:
                 f"per_file=False and {given[0]}= contradict each other: no episode continues in the next "
                 "file; leave out per_file="
             )
+        if self.sort and (given[:1] not in ([], ["episode"]) or not (given or self.per_file)):
+            by = f"sort={excerpt(self.sort)}"
+            if given:
+                raise OptionError(
+                    f"{by} and {given[0]}={excerpt(getattr(self, given[0]))} contradict each other: the "
+                    "latter says which rows are an episode by their order"
+                )
+            raise OptionError(f"{by} needs episode=, or per_file=True: it sorts the rows of each episode")
         if self.valid and not self.per_row:
             raise OptionError("valid= needs per_row=True: it marks the steps of a row that are no padding")
         if self.valid and self.lengths:
@@ -238,6 +254,26 @@ def _checked_names(option: str, names: object) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise OptionError(f"{option}={excerpt(names)}: expected the name of a column, or a list of names")
     return tuple(names)
+
+
+def _checked_codes(codes: object) -> dict[str, tuple[Any, ...] | None]:
+    if isinstance(codes, str) or (isinstance(codes, Sequence) and not isinstance(codes, bytes)):
+        codes = dict.fromkeys((codes,) if isinstance(codes, str) else codes)
+    if not isinstance(codes, abc.Mapping) or not all(isinstance(name, str) and name for name in codes):
+        raise OptionError(
+            f"codes={excerpt(codes)}: expected a dict of columns -> lists of categories, or names of columns"
+        )
+    found: dict[str, tuple[Any, ...] | None] = {}
+    for name, values in codes.items():
+        is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes) and len(values)
+        is_plain = is_list and all(type(one) in (str, int, bool) for one in values)
+        if values is not None and not (is_plain and len(set(values)) == len(values)):
+            raise OptionError(
+                f"codes={{{excerpt(name)}: {excerpt(values)}}}: expected a list of texts or whole numbers, "
+                "each once, or None"
+            )
+        found[name] = None if values is None else tuple(values)
+    return found
 
 
 def _checked_dtypes(dtypes: object) -> dict[str, str]:

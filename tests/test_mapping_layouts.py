@@ -35,6 +35,7 @@ from rlio.errors import (
 )
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.tables import mapping as tables
+from rlio.formats.tables import table as table_module
 from rlio.formats.tables import text_table
 
 LENGTHS = (3, 1, 5)
@@ -611,9 +612,197 @@ def test_the_command_takes_options_of_text(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
 
 
+# ---- sort= ----
+
+
+def shuffled_steps(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[Any]]:
+    """The rows of `steps` in any order, with ids and times."""
+    table = steps(lengths)
+    ids = [e for e, count in enumerate(lengths, 1) for _ in range(count)]
+    times = [t for count in lengths for t in range(count)]
+    stamps = [f"2024-01-{e:02d}T10:00:{t:02d}" for e, t in zip(ids, times, strict=True)]
+    names = [f"user {e}" for e in ids]
+    table |= {
+        "ep": ids,
+        "user": names,
+        "step": times,
+        "stamp": stamps,
+        "part": [t // 2 for t in times],
+        "odd": [t % 2 for t in times],
+    }
+    order = np.random.default_rng(seed).permutation(len(ids))
+    return {name: [values[n] for n in order] for name, values in table.items()}
+
+
+SORTED = [
+    {"episode": "ep", "sort": "step"},
+    {"episode": ["user"], "sort": "stamp"},
+    {"episode": "ep", "sort": ["part", "odd"]},
+]
+
+
+@pytest.mark.parametrize("fields", SORTED)
+@pytest.mark.usefixtures("scanned")
+def test_rows_in_any_order_are_sorted_within_their_episode(fields: dict[str, Any], tmp_path: Path) -> None:
+    table = pa.table(shuffled_steps())
+    (tmp_path / "files").mkdir()
+    pacsv.write_csv(table, tmp_path / "log.csv")
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=2)
+    for number in range(3):
+        pq.write_table(table.slice(3 * number, 3), tmp_path / "files" / f"{number}.parquet", row_group_size=2)
+    arrays = {name: np.array(values) for name, values in shuffled_steps().items()}
+    np.savez(tmp_path / "log.npz", **arrays)
+    for source in (
+        table,
+        arrays,
+        *(tmp_path / name for name in ("log.csv", "log.parquet", "log.npz", "files")),
+    ):
+        rows = rows_of(
+            source, terminated="done", next_obs="derive", columns={**COLUMNS, "t": "step"}, **fields
+        )
+        firsts = list(dict.fromkeys(shuffled_steps()["ep"]))
+        assert rows["obs"][:, 0].tolist() == [100 * e + t for e in firsts for t in range(LENGTHS[e - 1])]
+        assert rows["t"].tolist() == [t for e in firsts for t in range(LENGTHS[e - 1])]
+        assert rows["rewards"].tolist() == [1000 * e + t for e in firsts for t in range(LENGTHS[e - 1])]
+        assert sorted(np.bincount(rows["eps_id"])[-3:].tolist()) == [1, 3, 5]
+        assert (
+            rows["new_obs"][rows["new_obs_valid"]].tolist()
+            == (rows["obs"][rows["new_obs_valid"]] + 1).tolist()
+        )
+
+
+def test_rows_are_sorted_within_each_file_if_episodes_end_with_it(tmp_path: Path) -> None:
+    frame = pd.DataFrame({**shuffled_steps(), "done": False})
+    for number, (_, part) in enumerate(frame.groupby("ep")):
+        part.to_csv(tmp_path / f"{number}.csv", index=False)
+    for more in ({}, {"episode": "ep"}):
+        rows = rows_of(tmp_path, per_file=True, sort="step", **more)
+        assert rows["obs"][:, 0].tolist() == steps()["x"]
+        assert rows["eps_id"].tolist() == [0] * 3 + [1] + [2] * 5
+
+
+def test_many_rows_that_are_far_apart_are_read_from_few_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = (40,) * 50
+    table = pa.table(shuffled_steps(1, lengths)).sort_by([("step", "ascending"), ("ep", "ascending")])
+    table = table.set_column(table.column_names.index("done"), "done", pa.array([False] * len(table)))
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=50)  # All users of one time.
+    monkeypatch.setattr(table_module, "_KEPT_BYTES", 20_000)
+    rows = rows_of(tmp_path / "log.parquet", episode="ep", sort="step")
+    assert rows["obs"][:, 0].tolist() == [100 * e + t for e in range(1, 51) for t in range(40)]
+
+
+def test_rows_that_sort_alike_keep_their_order_and_are_reported() -> None:
+    table = pd.DataFrame({**steps(), "ep": [1] * 3 + [2] + [3] * 5, "second": [0, 0, 1, 0, 5, 4, 4, 4, 3]})
+    given = rlio.Mapping(COLUMNS, episode="ep", sort="second")
+    with rlio.read(table, mapping=given, epochs=1) as reader:
+        assert any("5 rows have the same second" in note for note in reader.source.notes)  # type: ignore[attr-defined]
+        assert reader.sample()["obs"][:, 0].tolist() == [100, 101, 102, 200, 304, 301, 302, 303, 300]
+
+
+@pytest.mark.parametrize("values", [[0.0, None, 1.0], ["a", None, "b"], ["a", "", "b"], [float("nan")] * 3])
+def test_a_row_that_cannot_be_sorted_is_refused(values: list[Any]) -> None:
+    table = pa.table({"ep": [1, 1, 1], "x": [0.0, 1.0, 2.0], "when": pa.array(values)})
+    text = message_of(table, columns={"obs": ["x"]}, episode="ep", sort="when")
+    assert "has no value by which" in text
+    assert "did you mean 'when'" in message_of(
+        table, MissingColumn, columns={"obs": ["x"]}, episode="ep", sort="whens"
+    )
+
+
+# ---- codes= ----
+
+MOVES = ["left", "right", "left", "stay", "right", "right", "left", "stay", "left"]
+
+
+@pytest.mark.usefixtures("scanned")
+def test_categories_become_the_codes_that_are_given_or_found(tmp_path: Path) -> None:
+    table = pa.table(
+        {**steps(), "a": MOVES, "state": ["on", "on", "off"] * 3, "deep": [{"move": move} for move in MOVES]}
+    )
+    pq.write_table(table, tmp_path / "log.parquet", row_group_size=2)
+    table.to_pandas().to_json(tmp_path / "log.jsonl", orient="records", lines=True)
+    categories = table.set_column(1, "a", table["a"].dictionary_encode())
+    frame = table.to_pandas().astype({"a": "category"})
+    for source in (
+        table,
+        categories,
+        frame,
+        pl.from_arrow(table),
+        tmp_path / "log.parquet",
+        tmp_path / "log.jsonl",
+    ):
+        for codes, order in (
+            ({"a": ["right", "stay", "left"]}, ["right", "stay", "left"]),
+            ("a", ["left", "right", "stay"]),
+            (["a"], ["left", "right", "stay"]),
+            ({"a": None}, ["left", "right", "stay"]),
+        ):
+            rows = rows_of(source, starts="first", codes=codes)
+            assert rows["actions"].dtype == np.int64
+            assert rows["actions"].tolist() == [order.index(move) for move in MOVES]
+        if not isinstance(source, pd.DataFrame):
+            rows = rows_of(
+                source, columns={"obs": ["x"], "actions": "deep.move"}, starts="first", codes="deep.move"
+            )
+            assert rows["actions"].tolist() == [["left", "right", "stay"].index(move) for move in MOVES]
+        flagged = rows_of(source, terminated="state", codes={"a": None, "state": ["on", "off"]})
+        assert ends_of(flagged) == ([3, 3, 3], [2, 5, 8], [])
+    both = rows_of(table, columns={"obs": ["x", "a"], "rewards": "r"}, starts="first", codes="a")
+    assert both["obs"][:, 1].tolist() == [["left", "right", "stay"].index(move) for move in MOVES]
+    numbers = rows_of({**steps(), "a": [10, 20, 10] * 3}, starts="first", codes={"a": [20, 10]})
+    assert numbers["actions"].tolist() == [1, 0, 1] * 3
+
+
+def test_the_report_has_the_codes(tmp_path: Path) -> None:
+    table = pa.table({**steps(), "a": MOVES})
+    report = rlio.convert(
+        table, tmp_path / "own", mapping=rlio.Mapping(COLUMNS, starts="first", codes="a"), prove=True
+    )
+    assert any(
+        "Codes of a: 0 = 'left', 1 = 'right', 2 = 'stay'." in finding.text for finding in report.findings
+    )
+
+
+def test_categories_are_never_guessed_and_others_are_refused() -> None:
+    table = pa.table({**steps(), "a": MOVES})
+    assert "'left': if these are categories, pass codes='a'" in message_of(table, starts="first")
+    assert "found 'left', expected one of ['right', 'stay']" in message_of(
+        table, starts="first", codes={"a": ["right", "stay"]}
+    )
+    some = pa.table({**steps(), "a": [None, *MOVES[1:]]})
+    assert "found None" in message_of(some, starts="first", codes="a")
+    many = pa.table({**steps((5000,)), "a": [f"text {n}" for n in range(5000)]})
+    assert "more than 4096 categories" in message_of(many, starts="first", codes="a")
+    assert "codes: the table has no column 'b'" in message_of(table, MissingColumn, starts="first", codes="b")
+    with pytest.raises(OptionError, match=r"codes=.'done'."):
+        rows_of(table, starts="first", codes={"a": None, "done": None})
+    for wrong in (
+        {"a": []},
+        {"a": "left"},
+        {"a": ["left", "left"]},
+        {"a": [0.5]},
+        {"a": [None]},
+        3,
+        {1: None},
+    ):
+        with pytest.raises(OptionError, match="codes="):
+            rlio.Mapping(COLUMNS, starts="first", codes=wrong)
+
+
+def test_a_final_row_needs_no_category() -> None:
+    table = pa.table({**later(), "a": [None, *MOVES[:3], None, MOVES[3], None, *MOVES[4:]]})
+    rows = rows_of(table, starts="is_first", codes="a", **SHIFTED)
+    assert rows["actions"].tolist() == [["left", "right", "stay"].index(move) for move in MOVES]
+
+
 # ---- every way to pass a mapping ----
 
 CONTRADICTIONS: list[dict[str, Any]] = [
+    {"sort": "step", "starts": "first"},
+    {"sort": "step", "per_row": True},
+    {"sort": "step"},
     {"per_row": True, "starts": "first"},
     {"per_row": True, "ends": "ends"},
     {"per_row": True, "per_file": False},
@@ -650,6 +839,8 @@ SPELLINGS: list[tuple[dict[str, Any], list[str]]] = [
         {"starts": "first", "next_obs": "derive", "shifted": ("actions", "rewards")},
         ["--starts", "first", "--next-obs", "derive", "--shifted", "actions", "--shifted", "rewards"],
     ),
+    ({"per_file": True, "codes": {"a": [2, 1, 0]}}, ["--per-file", "--codes", "a=2,1,0"]),
+    ({"per_file": True, "sort": "r"}, ["--per-file", "--sort-rows", "r"]),
     (
         {"columns": PLAIN, "per_row": True, "valid": "not is_pad"},
         [
@@ -675,7 +866,7 @@ def test_every_field_reaches_readers_conversions_data_sets_states_and_the_comman
         np.savez(path, **arrays(lens=[3, 1, 5], ends=[3, 4, 9], ep=[1] * 3 + [2] + [3] * 5))
     given = rlio.Mapping(**{"columns": COLUMNS, **fields})
     expected = ends_of(rows_of(path, **fields))
-    assert len(rlio.open_dataset(path, mapping=given).episode(0)) == (2 if "shifted" in fields else 3)
+    assert len(rlio.open_dataset(path, mapping=given).episode(0)) == expected[0][0]
     rlio.convert(path, tmp_path / "own", mapping=given, prove=True)
     assert ends_of(all_rows(rlio.read(tmp_path / "own", epochs=1, shuffle=False))) == expected
     columns = [] if "columns" in fields else ["--map", "obs=x,", "--map", "actions=a", "--map", "rewards=r"]

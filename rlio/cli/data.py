@@ -46,6 +46,10 @@ def mapping_of(
     next_obs: Annotated[
         str | None, typer.Option(help="Columns for new_obs, or derive: from the next row.")
     ] = None,
+    codes: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME[=CATEGORY,...]: a column of categories, which become 0, 1, ...; repeatable."),
+    ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="COLUMN=DTYPE, such as obs=float32; repeatable.")
     ] = None,
@@ -61,6 +65,9 @@ def mapping_of(
     final_row: Annotated[
         bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
     ] = False,
+    sort_rows: Annotated[
+        str | None, typer.Option(help="Columns by which the rows of an episode are sorted.")
+    ] = None,
     shifted: Annotated[
         list[str] | None,
         typer.Option(help="Column of rlio whose values are stored a row later, such as rewards; repeatable."),
@@ -81,11 +88,13 @@ def mapping_of(
         "terminated": terminated,
         "truncated": truncated,
         "next_obs": None if next_obs is None else _names(next_obs),
+        "codes": dict(map(_categories, codes or ())),
         "dtypes": dict(map(_dtype, dtype or ())),
         "per_file": per_file,
         "per_row": per_row,
         "valid": valid,
         "final_row": final_row,
+        "sort": () if sort_rows is None else _names(sort_rows),
         "shifted": shifted or (),
     }
     if column:
@@ -97,7 +106,7 @@ def mapping_of(
 
 def flag_of(field: str) -> str:
     """The option for a field of `rlio.Mapping`, without the dashes."""
-    return {"columns": "map", "dtypes": "dtype"}.get(field, field.replace("_", "-"))
+    return {"columns": "map", "dtypes": "dtype", "sort": "sort-rows"}.get(field, field.replace("_", "-"))
 
 
 def takes_mapping(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,6 +190,18 @@ def _mapped(text: str) -> tuple[str, str | list[str]]:
     if not name or not equals or not names:
         raise OptionError(f"{excerpt(text)}: expected COLUMN=NAME[,NAME...], such as obs=x,y")
     return name, _names(names)
+
+
+def _categories(text: str) -> tuple[str, list[str] | list[int] | None]:
+    """A column and its categories; None: those that it has."""
+    name, equals, listed = text.partition("=")
+    if not name or (equals and not listed):
+        raise OptionError(
+            f"{excerpt(text)}: expected NAME, or NAME=CATEGORY,CATEGORY, such as move=left,right"
+        )
+    values = listed.split(",")
+    is_whole = all(value.removeprefix("-").isdecimal() for value in values)
+    return name, None if not equals else list(map(int, values)) if is_whole else values
 
 
 def _dtype(text: str) -> tuple[str, str]:

@@ -60,6 +60,7 @@ from rlio.formats.tables.doubts import (
 )
 from rlio.formats.tables.episode_rows import EpisodeRows
 from rlio.formats.tables.paths import paths_of, resolved, walk
+from rlio.formats.tables.sorted_rows import SortedRows
 from rlio.formats.tables.table import Lists, Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.storage import InputFile
@@ -68,6 +69,9 @@ __all__ = ["MappedSource", "by_own_names", "own_map"]
 
 _SCAN_ROWS: Final = 65_536
 _SHOWN_COLUMNS: Final = 20
+_SHOWN_CODES: Final = 50
+#: A column of more values has no categories.
+_MOST_CODES: Final = 4096
 # Rows whose obs and new_obs are compared.
 _COMPARED_ROWS: Final = 4096
 _COMPARED_BYTES: Final = 16 << 20
@@ -121,10 +125,15 @@ class MappedSource:
         #: Flags of which there is one an episode.
         self._of_episodes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.notes: list[str] = []
+        #: Of columns of categories: the code of each.
+        self._codes: dict[tuple[str, ...], dict[Any, int]] = {}
         try:
             if mapping.per_row:
                 steps = EpisodeRows(table, mapping)
                 self._table, self._map = table, mapping = steps, steps.mapping()
+            if mapping.sort:
+                self._table = table = SortedRows(table, mapping)
+                self.notes += _note_of_ties(table, mapping)
             self._file_starts = [0, *accumulate(table.rows)]
             self._rows = self._file_starts[-1]
             if not self._rows:
@@ -137,6 +146,7 @@ class MappedSource:
             self._flags = [self._flag_of(option) for option in ("terminated", "truncated")]
             self._first = self._flag_of("starts")
             self._check_options()
+            self._codes = self._codes_of(mapping.codes)
             self._check_cells()
             #: First row of each episode, and the number of rows.
             self._starts = [*self._find_starts(), self._rows]
@@ -283,7 +293,48 @@ class MappedSource:
                 except RlioError as error:
                     raise_at(error, uri=self._table.files[file].uri if self._table.files else self.uri)
             file += 1
-        return {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
+        found = {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
+        for path in found.keys() & self._codes.keys():
+            found[path] = _coded(found[path], self._codes[path], path, fills=fills)
+        return found
+
+    def _codes_of(self, given: Any) -> dict[tuple[str, ...], dict[Any, int]]:
+        """The categories of columns, with their codes."""
+        found = {self._path(name, "codes"): values for name, values in given.items()}
+        if unused := [".".join(path) for path in found if path not in self._paths()]:
+            raise OptionError(
+                f"codes={excerpt(unused)}: expected columns of the table that the mapping names, such as "
+                "those in columns="
+            )
+        codes = {}
+        for path, values in found.items():
+            listed = self._categories(path) if values is None else values
+            codes[path] = {value: code for code, value in enumerate(listed)}
+            shown = ", ".join(f"{code} = {value!r}" for code, value in enumerate(listed[:_SHOWN_CODES]))
+            more = f", and {len(listed) - _SHOWN_CODES} more" if len(listed) > _SHOWN_CODES else ""
+            self.notes.append(f"Codes of {'.'.join(path)}: {shown}{more}.")
+        return codes
+
+    def _categories(self, path: tuple[str, ...]) -> list[Any]:
+        """The values of a column of categories, sorted."""
+        name, values = ".".join(path), set[Any]()
+        for start, stop in _stretches(self._file_starts):
+            column = self._read(start, stop, [path], fills=self._map.final_row)[path]
+            if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "OUiub":
+                raise SchemaError(
+                    f"codes: found {_kind_of(column)}, expected texts or whole numbers", column=name
+                )
+            values.update(column.tolist())
+            if len(values) > _MOST_CODES:
+                raise SchemaError(f"codes: found more than {_MOST_CODES} categories", column=name)
+        values -= {None, ""}  # A row that needs a value is refused when it is read.
+        if len({type(value) for value in values} - {bool}) > 1 or any(
+            not isinstance(v, str | int) for v in values
+        ):
+            raise SchemaError(
+                "codes: found values of several types, expected texts or whole numbers", column=name
+            )
+        return sorted(values)
 
     def _keep(self, name: str, last: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Which rows have the values of a column; None: all. ``last``: the last rows of episodes.
@@ -678,6 +729,16 @@ class MappedSource:
         self._table.close()
 
 
+def _note_of_ties(table: SortedRows, mapping: Mapping) -> list[str]:
+    if not table.ties:
+        return []
+    names = ", ".join(mapping.sort)
+    return [
+        f"{table.ties} rows have the same {names} as another row of their episode: they keep the order of "
+        "the table. A further column in sort= would part them."
+    ]
+
+
 def _stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Stretches of rows, none over two files."""
     for base, end in pairwise(starts):
@@ -699,13 +760,13 @@ def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
 def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
     name = ".".join(path)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}{_hint(value)}", column=name)
+        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}{_hint(value, name)}", column=name)
     if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
     return value.reshape(len(value)) if is_flat else value
 
 
-def _hint(value: Any) -> str:
+def _hint(value: Any, name: str) -> str:
     """What may make numbers of texts, to be appended; "": nothing known."""
     texts = (
         [one for one in value[:100].tolist() if isinstance(one, str)] if isinstance(value, np.ndarray) else []
@@ -715,7 +776,30 @@ def _hint(value: Any) -> str:
             f" such as {excerpt(texts[0])}: if these are numbers with decimal commas, pass "
             "format_options={'decimal': ','} (pandas.read_csv: decimal=',')"
         )
-    return ""
+    return (
+        f" such as {excerpt(texts[0], 60)}: if these are categories, pass codes={excerpt(name)}"
+        if texts
+        else ""
+    )
+
+
+def _coded(
+    values: Any, codes: abc.Mapping[Any, int], path: tuple[str, ...], *, fills: bool
+) -> NDArray[np.int64]:
+    """The codes of a column of categories."""
+    name = ".".join(path)
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        raise SchemaError(f"codes: found {_kind_of(values)}, expected a category a row", column=name)
+    listed = values.tolist()
+    found = [codes.get(value) for value in listed]
+    if fills:  # A final row has no category.
+        found = [0 if code is None and listed[row] in ("", None) else code for row, code in enumerate(found)]
+    if None in found:
+        raise SchemaError(
+            f"codes: found {excerpt(listed[found.index(None)])}, expected one of {excerpt([*codes], 200)}",
+            column=name,
+        )
+    return np.array(found, np.int64)
 
 
 def _kind_of(value: Any) -> str:

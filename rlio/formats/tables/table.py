@@ -297,6 +297,15 @@ class Pieces(Table):
         starts, parts = self._starts[rows.file], list[Any]()
         piece = max(0, bisect_right(starts, rows.start) - 1)
         while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
+            first, stop = max(starts[piece], rows.start), min(starts[piece + 1], rows.stop)
+            is_last = starts[piece + 1] >= rows.stop
+            if (
+                rows.keep is not None
+                and not (is_last and not parts)
+                and not rows.keep[first - rows.start : stop - rows.start].any()
+            ):
+                piece += 1
+                continue  # Rows that are far apart: no row of this piece is wanted.
             table = self._piece(rows.file, piece, names)
             if len(table) != starts[piece + 1] - starts[piece]:
                 raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
