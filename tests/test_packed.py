@@ -109,6 +109,62 @@ def test_any_array_comes_back(array: np.ndarray, protocol: int, fortran: bool) -
     assert_same(unpack(pack(np.asarray(array, order="F" if fortran else "C"), protocol)), array)
 
 
+def read(text: str, *, seen: bool) -> tuple[Any, int, int] | str:
+    """The value of a text, and what of an allowance it left; or its error."""
+    if not seen:
+        packed._SEEN.clear()
+    allowance = Allowance()
+    try:
+        return unpack(text, allowance=allowance), allowance.bytes, allowance.values
+    except CorruptData as error:
+        return f"{type(error)}{error}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from([3, 4, 5]), st.sampled_from(["C", "F", "A"]))
+def test_arrays_of_one_shape_that_follow_each_other_are_those_that_were_packed(
+    data: st.DataObject, protocol: int, order: Any
+) -> None:
+    shape = (8, *data.draw(hnp.array_shapes(max_dims=3, max_side=4)))
+    kind = np.dtype(data.draw(st.sampled_from(NAMES)))
+    arrays = [data.draw(hnp.arrays(kind, shape)).copy(order).swapaxes(0, 1) for _ in range(3)]
+    texts = [pack(array, protocol) for array in arrays]
+    alone = [read(text, seen=False) for text in texts]
+    packed._SEEN.clear()
+    for text, array, expected in zip(texts, arrays, alone, strict=True):
+        found = read(text, seen=True)
+        assert_same(found[0], array)
+        assert found[1:] == expected[1:]
+        assert found[0].strides == expected[0].strides
+    assert sum(map(len, packed._SEEN.values())) == (arrays[0].nbytes >= 64)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from([3, 5]), st.sampled_from(["?", ">f4"]))
+def test_a_damaged_stream_is_read_alike_after_a_sound_one(
+    data: st.DataObject, protocol: int, kind: str
+) -> None:
+    sound = pickle.dumps(np.ones(64, kind), protocol)
+    stream = bytearray(sound)
+    stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    alone = read(pack_stream(bytes(stream)), seen=False)
+    read(pack_stream(sound), seen=False)
+    assert repr(read(pack_stream(bytes(stream)), seen=True)) == repr(alone)
+
+
+def test_bytes_that_are_no_part_of_the_array_are_never_taken_for_it() -> None:
+    def stream(unused: bytes, numbers: bytes) -> bytes:
+        whole = pickle.dumps(np.frombuffer(numbers, np.uint8), 3)
+        # `_reconstruct` is called with further arguments, which it does not use.
+        called = b"C\x01b"
+        assert whole.count(called) == 1
+        return whole.replace(called, b"C" + bytes([len(unused)]) + unused)
+
+    texts = [pack_stream(stream(bytes([n]) * 80, bytes([9]) * 80)) for n in range(3)]
+    for text in texts:
+        assert unpack(text).tolist() == [9] * 80
+
+
 def test_an_array_that_is_named_again_takes_no_memory_and_cannot_be_written() -> None:
     one, other = np.arange(3.0), np.arange(4.0)
     first, second, third = unpack(pack([one, one, other]))

@@ -598,5 +598,10 @@ def _json_of(stream: IO[bytes]) -> Any:
 
 
 def _parsed(text: bytes) -> Any:
+    import orjson
+
     DEFAULT_LIMITS.check_json(text, "JSON")
-    return json.loads(text)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # `json` also reads NaN, and integers of any size.
+        return json.loads(text)

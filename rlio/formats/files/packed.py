@@ -32,7 +32,7 @@ import re
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import pybase64
@@ -139,7 +139,7 @@ def unpack(text: str, *, allowance: Allowance | None = None) -> Any:
     # RLlib's pickles begin with the opcode PROTO, the messages of 2019 with two small numbers.
     if len(stream) >= 8 and stream[2:4] == stream[6:8] == b"\0\0" and stream[0] != _PROTO:
         return _tensor_of_2019(stream, allowance)
-    return _Interpreter(allowance).run(stream)
+    return _value_of(stream, allowance)
 
 
 def unpickle(stream: bytes, *, allowance: Allowance) -> Any:
@@ -148,7 +148,28 @@ def unpickle(stream: bytes, *, allowance: Allowance) -> Any:
     Its values and errors are those of `unpack`.
     """
     allowance.spend(len(stream))
-    return _Interpreter(allowance).run(stream)
+    return _value_of(stream, allowance)
+
+
+def _value_of(stream: bytes, allowance: Allowance) -> Any:
+    """The value that a stream describes: interpreted, unless all but the numbers was interpreted before."""
+    alike = _SEEN.get(len(stream), ())
+    for frame in alike:
+        if stream.startswith(frame.head) and stream.endswith(frame.tail):
+            return frame.fill(stream, allowance)
+    bytes_left, values_left = allowance.bytes, allowance.values
+    machine = _Interpreter(allowance)
+    value = machine.run(stream)
+    if len(machine.literals) == 1 and type(value) is np.ndarray and value.dtype.kind in "biufc":
+        ((start, size),) = machine.literals
+        # Nothing else can be the bytes of the array.
+        if value.nbytes == size and len(stream) - size <= _FRAME_BYTES[1]:
+            spent = bytes_left - allowance.bytes, values_left - allowance.values
+            head, tail = stream[:start], stream[start + size :]
+            if sum(map(len, _SEEN.values())) >= _MOST_FRAMES:
+                _SEEN.clear()
+            _SEEN[len(stream)] = (*alike, _Frame(head, tail, value.dtype, value.shape, value.strides, *spent))
+    return value
 
 
 def _tensor_of_2019(stream: bytes, allowance: Allowance) -> Array:
@@ -238,6 +259,40 @@ class _ArrayShell:
         self.served = False
 
 
+class _Frame(NamedTuple):
+    """All of a stream but the numbers of its one array: records of one length have the same.
+
+    ::
+
+        head: PROTO, _frombuffer, 680 bytes follow | numbers | tail: float32, (10, 17), "C", STOP
+    """
+
+    head: bytes
+    tail: bytes
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    spent_bytes: int
+    spent_values: int
+
+    def fill(self, stream: bytes, allowance: Allowance) -> Array:
+        """The array of a stream with this head and tail; it costs what interpreting the stream costs."""
+        allowance.count(self.spent_values)
+        allowance.spend(self.spent_bytes)
+        numbers = bytearray(memoryview(stream)[len(self.head) : len(stream) - len(self.tail)])
+        array: Array = np.ndarray(self.shape, self.dtype, numbers, strides=self.strides)
+        _check_values(np.frombuffer(numbers, self.dtype))
+        return array
+
+
+#: Of the length of a stream: the frames of that length.
+_SEEN: Final[dict[int, tuple[_Frame, ...]]] = {}
+_MOST_FRAMES: Final = 256
+# Fewest bytes of numbers, and most of the rest, of a stream whose frame is kept.
+_FRAME_BYTES: Final = (64, 1024)
+# Opcodes with a literal of bytes, and how far behind them the literal begins.
+_LITERALS: Final = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
+
 _Handler: TypeAlias = "Callable[[_Interpreter, Any], None]"
 
 
@@ -250,13 +305,17 @@ class _Interpreter:
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
         self._used_buffers: set[int] = set()
+        #: Place and size of each literal of bytes that is long enough for a frame.
+        self.literals: list[tuple[int, int]] = []
 
     def run(self, stream: bytes) -> Any:
         """Return the value that ``stream`` describes."""
         count = self._allowance.count
         try:
-            for opcode, argument, _ in pickletools.genops(stream):
+            for opcode, argument, place in pickletools.genops(stream):
                 count(1)
+                if opcode.name in _LITERALS and argument is not None and len(argument) >= _FRAME_BYTES[0]:
+                    self.literals.append(((place or 0) + _LITERALS[opcode.name], len(argument)))
                 if opcode.name == "STOP":
                     break
                 handler = _HANDLERS.get(opcode.name)

@@ -234,11 +234,19 @@ def _counted(line: bytes) -> int | None:
     """Rows of a plain record, without parsing it: exact for JSON without inner objects and escaped texts."""
     if not line.endswith(b"}") or line.find(b"{", 1) >= 0 or b"\\" in line:
         return None
-    texts = line.split(b'"')
-    if texts[1:4:2] != [b"type", b"SampleBatch"] or b"seq_lens" in texts:
+    # Text -> where it ends. `find` is ten times as fast as `split`, which copies the line.
+    ends: dict[bytes, int] = {}
+    at = line.find(b'"')
+    while at >= 0:
+        end = line.find(b'"', at + 1)
+        if end < 0:
+            return None
+        ends.setdefault(line[at + 1 : end], end + 1)
+        at = line.find(b'"', end + 1)
+    if [*ends][:2] != [b"type", b"SampleBatch"] or b"seq_lens" in ends:
         return None
-    name = next((name for name in _STEP_NUMBERS if name in texts), None)
-    found = None if name is None else _NUMBERS.match(texts[texts.index(name) + 1])
+    name = next((name for name in _STEP_NUMBERS if name in ends), None)
+    found = None if name is None else _NUMBERS.match(line, ends[name])
     return None if found is None else found[1].count(b",") + 1
 
 
