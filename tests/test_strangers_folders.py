@@ -1,10 +1,13 @@
 """Folders of other libraries as people have them: litter, glob characters in names, links, Git LFS."""
 
+import functools
 import json
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import h5py
@@ -15,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rlio
-from rlio.errors import UnknownLayout, UnsafeData
+from rlio.errors import CorruptData, UnknownLayout, UnsafeData
 from rlio.formats.format import formats
 
 GOLDEN = Path(__file__).with_name("golden") / "formats"
@@ -365,12 +368,50 @@ def test_hdf5_of_an_unknown_layout_shows_the_tree_of_its_names(tmp_path: Path) -
         assert "rlio.from_arrays" in text
 
 
-def test_a_list_of_records_in_json_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def _spread(records: list[Any]) -> str:
+    """A list over several lines, one record a line."""
+    return "\n\n[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n"
+
+
+@pytest.mark.parametrize("mapping", [None, MAPPING], ids=["names", "mapping"])
+@pytest.mark.parametrize(
+    "text", [json.dumps, functools.partial(json.dumps, indent=2), _spread], ids=["line", "lines", "spread"]
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_list_of_records_in_json_is_refused_with_the_way_out(
+    text: Callable[[Any], str], mapping: Any, mark: str, tmp_path: Path
+) -> None:
     records = [{"state": [1.0], "act": 0, "rew": 1.0, "traj": 0}] * 2
-    for indent, mapping in ((None, None), (None, MAPPING), (2, MAPPING)):
-        (tmp_path / "run.json").write_text(json.dumps(records, indent=indent))
+    (tmp_path / "run.json").write_text(mark + text(records), encoding="utf-8")
+    for on_error in ("raise", "skip"):
         with pytest.raises(UnknownLayout, match=r"list of records.*jq.*'obs': 'state'.*episode='traj'"):
-            _rows(tmp_path / "run.json", "", mapping=mapping, on_error="skip")
+            _rows(tmp_path / "run.json", "", mapping=mapping, on_error=on_error)
+
+
+def test_an_object_over_several_lines_of_json_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for value in ({"state": [[1.0]], "act": [0]}, {"episodes": [{"state": [[1.0]], "act": [0]}]}):
+        (tmp_path / "run.json").write_text(json.dumps(value, indent=1))
+        with pytest.raises(UnknownLayout, match=r"over several lines.*from_episodes.*'obs': 'state'"):
+            _rows(tmp_path / "run.json", "", mapping=None, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    "first", [b'{"type": "SampleBatch", "obs": [1.0,', b'["type": "SampleBatch", "t": [0]}', b"[1,"]
+)
+def test_a_damaged_line_of_a_file_of_records_is_no_list(first: bytes, tmp_path: Path) -> None:
+    line = (
+        b'{"type": "SampleBatch", "t": [0], "obs": [1.0], "actions": [0], "rewards": [1.0], "eps_id": [3]}\n'
+    )
+    texts = (
+        [line + first + b"\n" + line]
+        if first == b"[1,"
+        else [first + b"\n" + line, line + first + b"\n" + line]
+    )
+    for text in texts:
+        (tmp_path / "run.json").write_bytes(text)
+        with pytest.raises(CorruptData):
+            _rows(tmp_path / "run.json", "", mapping=None, on_error="raise")
+        assert _rows(tmp_path / "run.json", "", mapping=None, on_error="skip") == text.count(line)
 
 
 def test_a_lerobot_data_set_without_a_version_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
