@@ -232,6 +232,7 @@ class Format:
         holds: What files that ``writer`` writes hold of an episode.
         root: If a folder is a data set: paths below it, of which each data set has one or more. (): each file
             is read by itself.
+        rootless: What the user can do with files of the format without a ``root``, as the end of a message.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
             whose ids are paths below it; None: it has no such folder.
         advice: What the user can do, as the end of a message.
@@ -249,6 +250,7 @@ class Format:
     writer: str | None = None
     holds: Holds = field(default_factory=Holds)
     root: tuple[str, ...] = ()
+    rootless: str = ""
     home: tuple[str, str] | None = None
     advice: str = ""
     about: str = ""

@@ -269,7 +269,7 @@ class EpisodeRows(Table):
         return found
 
     @property
-    def described(self) -> Table:
+    def as_stored(self) -> Table:
         """See `Table`."""
         return self._table
 

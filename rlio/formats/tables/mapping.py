@@ -173,7 +173,7 @@ class MappedSource:
             raise error
         text = str(error).rpartition(" [")[0] if error.column or error.uri else str(error)
         raise type(error)(
-            f"{text}; {describe(self._table.described)}",
+            f"{text}; {describe(self._table.as_stored)}",
             uri=error.uri or self.uri,
             record=error.record,
             column=error.column,

@@ -149,7 +149,7 @@ class SortedRows(Table):
         return {name: _joined(name, [part[name] for part in parts], place) for name in names}
 
     @property
-    def described(self) -> Table:
+    def as_stored(self) -> Table:
         """See `Table`."""
         return self._table
 

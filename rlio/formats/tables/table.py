@@ -129,7 +129,7 @@ class Table:
         return _lists_of_arrays(self.read(rows, [name])[name])
 
     @property
-    def described(self) -> Table:
+    def as_stored(self) -> Table:
         """The table whose columns messages show."""
         return self
 
