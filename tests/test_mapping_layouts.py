@@ -382,6 +382,80 @@ def test_rows_of_lists_are_refused_with_the_right_option_and_are_described(tmp_p
             assert "x (lists of 3, 1, 5 items" in text, text
 
 
+def test_rows_without_lists_are_episodes_of_one_step(tmp_path: Path) -> None:
+    rows = [{"context": [1.0 * n, 2.0 * n], "item": n % 3, "click": n % 2, "user": 70 + n} for n in range(5)]
+    columns = {"obs": "context", "actions": "item", "rewards": "click"}
+    for source in lists_in(tmp_path, [{**row, "x": [[0]], "a": [0]} for row in rows]):
+        found = rows_of(source, columns=columns, per_row=True, terminated=True)
+        assert ends_of(found) == ([1] * 5, [0, 1, 2, 3, 4], [])
+        assert found["obs"].tolist() == [row["context"] for row in rows]
+        assert found["actions"].tolist() == [0, 1, 2, 0, 1]
+        text = message_of(source, columns={**columns, "actions": "context"}, per_row=True)
+        assert "one value a row in ['rewards']" in text  # Is a list of actions a vector, or an episode?
+        assert "one value a row" in message_of(source, columns=columns, per_row=True, lengths="item")
+
+
+FINAL_FIELDS: list[dict[str, Any]] = [
+    {"ends": "indices"},
+    {"ends": "all_ends"},
+    {"ends": "ends_with_final"},
+    {"lengths": "lens"},
+    {"lengths": "lens_with_final"},
+    {"lengths": "lens", "terminated": "terminal"},
+    {"lengths": "lens", "terminated": "done", "final_row": True, "next_obs": "derive"},
+]
+
+
+@pytest.mark.parametrize("fields", FINAL_FIELDS)
+def test_observations_with_a_row_more_an_episode_have_the_final_ones(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """As imitation stores trajectories."""
+    counts = np.array(LENGTHS)
+    beside = {
+        "indices": np.cumsum(counts)[:-1],
+        "all_ends": np.cumsum(counts),
+        "ends_with_final": np.cumsum(counts + 1),
+        "lens": counts,
+        "lens_with_final": counts + 1,
+        "terminal": np.array([True, False, True]),
+    }
+    longer = np.concatenate([100.0 * e + np.arange(count + 1) for e, count in enumerate(LENGTHS, 1)])
+    table = arrays(**beside) | {"x": longer[:, None]}
+    np.savez(tmp_path / "log.npz", **table)
+    for source in (tmp_path / "log.npz", table):
+        rows = rows_of(source, columns=PLAIN, **fields)
+        check_steps(rows)
+        assert rows["new_obs"].tolist() == [[x + 1] for x in steps()["x"]]
+        assert "new_obs_valid" not in rows
+        terminated = "terminated" in fields
+        assert ends_of(rows) == ([3, 1, 5], [2, 8] * terminated, [3] if terminated else [2, 3, 8])
+
+
+def test_files_of_episodes_whose_observations_have_a_row_more(tmp_path: Path) -> None:
+    """As MineRL stores demonstrations."""
+    for number, row in enumerate(episodes(final=True)):
+        folder = tmp_path / f"demo_{number}"
+        folder.mkdir()
+        obs = np.array(row["x"])
+        np.savez(
+            folder / "rendered.npz",
+            reward=row["r"],
+            **{"action$move": row["a"], "observation$x": obs, "observation$y": -obs},
+        )
+    columns = {
+        "obs/x": "observation$x",
+        "obs/y": "observation$y",
+        "actions/move": "action$move",
+        "rewards": "reward",
+    }
+    rows = rows_of(f"{tmp_path}/*/rendered.npz", columns=columns, per_file=True, terminated=True)
+    assert rows["obs"]["x"][:, 0].tolist() == steps()["x"]
+    assert (rows["new_obs"]["y"] == rows["obs"]["y"] - 1).all()
+    assert rows["actions"]["move"].tolist() == steps()["a"]
+    assert ends_of(rows) == ([3, 1, 5], [2, 3, 8], [])
+
+
 def test_an_episode_without_steps_is_none(tmp_path: Path) -> None:
     for source in lists_in(tmp_path, episodes((3, 0, 5)))[:3]:
         rows = rows_of(source, columns=PLAIN, per_row=True, terminated="won")

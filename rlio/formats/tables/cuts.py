@@ -28,7 +28,7 @@ def stated_lengths(table: Table, mapping: Mapping) -> list[int] | None:
         SchemaError: Its values do not fit the number of rows.
     """
     name = mapping.lengths or mapping.ends
-    if mapping.per_row:
+    if table.is_arranged:
         return list(table.lengths or ())
     if name is None:
         is_used = mapping.per_file is None and not (mapping.episode or mapping.starts)
@@ -58,7 +58,14 @@ def _text(error: SchemaError) -> str:
     return str(error).rpartition(" [")[0] if error.column else str(error)
 
 
-def lengths_in(values: NDArray[Any], rows: int, *, is_ends: bool, has_final: bool = False) -> list[int]:
+def lengths_in(
+    values: NDArray[Any],
+    rows: int,
+    *,
+    is_ends: bool,
+    has_final: bool = False,
+    episodes: int | None = None,
+) -> list[int]:
     """The lengths that ``values`` state.
 
     Args:
@@ -67,6 +74,7 @@ def lengths_in(values: NDArray[Any], rows: int, *, is_ends: bool, has_final: boo
         is_ends: Whether ``values`` are the rows after the last ones of episodes instead. A 0 may precede
             them, and the last one, the number of rows, may be absent.
         has_final: Whether each episode has a further row, which its length may leave out.
+        episodes: The number of episodes, if it is known.
 
     Raises:
         SchemaError: The lengths do not add up to ``rows``, or the ends do not increase up to it.
@@ -79,7 +87,7 @@ def lengths_in(values: NDArray[Any], rows: int, *, is_ends: bool, has_final: boo
         )
     numbers: NDArray[np.int64] = values.astype(np.int64)
     if is_ends:
-        return _between(numbers, rows)
+        return _between(numbers, rows, episodes)
     total = int(numbers.sum())
     if has_final and total + len(numbers) == rows:
         return [length + 1 for length in numbers.tolist()]
@@ -97,18 +105,19 @@ def lengths_in(values: NDArray[Any], rows: int, *, is_ends: bool, has_final: boo
     return list(numbers.tolist())
 
 
-def _between(ends: NDArray[np.int64], rows: int) -> list[int]:
+def _between(ends: NDArray[np.int64], rows: int, episodes: int | None) -> list[int]:
     """The lengths between ends."""
     if (np.diff(ends) <= 0).any():
         hint = "; they add up to it: pass lengths= instead" if int(ends.sum()) == rows else ""
         raise SchemaError(
             f"found {excerpt(ends.tolist(), 80)}, expected numbers that increase, up to {rows}{hint}"
         )
-    if len(ends) and ends[-1] == rows - 1:
+    found = np.diff(np.unique([0, *ends, rows]))
+    if len(ends) and ends[-1] == rows - 1 and len(found) != episodes:
         raise SchemaError(
             f"the last one is {rows - 1}, the number of the last row: expected the rows after those of each "
             f"episode, up to {rows}. If these are the last rows of episodes, load the file, add 1, and pass "
             "the arrays to rlio.from_arrays; if the last row is an episode of its own, append "
             f"{rows} likewise"
         )
-    return list(np.diff(np.unique([0, *ends, rows])).tolist())
+    return list(found.tolist())

@@ -1,6 +1,7 @@
 """`EpisodeRows`: a table whose rows are whole episodes, as a table of steps.
 
-A cell has a list, one item a step; a cell with one value has it for all steps of its episode. ::
+A cell has a list, one item a step; a cell with one value has it for all steps of its episode. If actions and
+rewards are one value, each episode has one step. ::
 
     user  item       click             user  item  click
     7     [3, 5, 4]  [0, 1, 1]   ->    7     3     0
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import OptionError, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.errors import DataNotFound, OptionError, RlioError, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.tables.paths import paths_in, resolved, walk
@@ -59,6 +60,8 @@ class EpisodeRows(Table):
         SchemaError: No column has lists, or the lists of an episode have different lengths.
     """
 
+    is_arranged = True
+
     def __init__(self, table: Table, mapping: Mapping) -> None:
         super().__init__(table.uri)
         self.files, self.names, self.uneven = table.files, table.names, table.uneven
@@ -66,6 +69,7 @@ class EpisodeRows(Table):
         self.has_final: bool = False
         self._obs = {path[0] for path in paths_in(table, mapping.columns, of=Columns.OBS)}
         self._mask, self._is_inverted = self._mask_of()
+        #: The column whose lists say how long an episode is; None: each row is an episode of one step.
         self._reference = self._reference_of()
         #: Of each file: the steps of each row, the items of its lists, and the rows of steps before each.
         self._steps: list[NDArray[np.int64]] = []
@@ -94,27 +98,44 @@ class EpisodeRows(Table):
             self._table, text.removeprefix("not ").strip() if is_inverted else text, "valid"
         ), is_inverted
 
-    def _reference_of(self) -> tuple[str, ...]:
-        """The column whose lists say how long an episode is: actions, rewards, another one, or obs."""
-        columns = self._map.columns
-        names = sorted(
-            {name.partition("/")[0] for name in columns},
-            key=lambda name: (name == Columns.OBS, name != Columns.ACTIONS, name != Columns.REWARDS),
-        )
-        paths = [path for name in names for path in paths_in(self._table, columns, of=name)]
-        file = next((file for file, rows in enumerate(self._table.rows) if rows), 0)
-        for path in paths:
-            found = walk(self._table.lists(Rows(file, 0, min(1, self._table.rows[file])), path[0]), path)
+    def _reference_of(self) -> tuple[str, ...] | None:
+        names = dict.fromkeys(name.partition("/")[0] for name in self._map.columns)
+        of_steps: list[str] = [name for name in (Columns.ACTIONS, Columns.REWARDS) if name in names]
+        others = [name for name in names if name not in (*of_steps, Columns.OBS)]
+        looked = of_steps or [*others, Columns.OBS]
+        listed = {name: self._first_list(name) for name in looked if name in names}
+        found = [path for path in listed.values() if path is not None]
+        if of_steps and not found and not (self._map.lengths or self._mask):
+            return None
+        single = [
+            name for name, path in listed.items() if path is None and (not found or name == Columns.REWARDS)
+        ]
+        if single or not found:
+            raise SchemaError(
+                f"per_row=True: found one value a row in {excerpt(single)}, expected a list with an item a "
+                "step, or an array (episodes, steps, ...); actions and rewards that are both one value are "
+                "an episode of one step; leave out per_row= if each row is a step"
+            )
+        return found[0]
+
+    def _first_list(self, column: str) -> tuple[str, ...] | None:
+        """The first path of a column of rlio that has a list in the first row; None: each has one value."""
+        file = next((file for file, rows in enumerate(self._table.rows) if rows), None)
+        if file is None:
+            raise DataNotFound("found no rows")
+        for path in paths_in(self._table, self._map.columns, of=column):
+            found = walk(self._table.lists(Rows(file, 0, 1), path[0]), path)
             if any(one.lengths is not None for one in _lists_in(found)):
                 return path
-        raise SchemaError(
-            "per_row=True: no column that is mapped has a list a row, or an array (episodes, steps, ...): "
-            "leave out per_row= if each row is a step"
-        )
+        return None
 
     def _measure(self, file: int) -> None:
         """Find the steps of each row of a file."""
         rows = self._table.rows[file]
+        if self._reference is None:
+            self._items.append(np.ones(rows, np.int64))
+            self._steps.append(np.ones(rows, np.int64))
+            return
         items, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for start in range(0, rows, _SCAN_ROWS):
             part = Rows(file, start, min(rows, start + _SCAN_ROWS))
@@ -189,7 +210,7 @@ class EpisodeRows(Table):
     def _look_for_final(self) -> None:
         """See whether the lists of obs have one item more than those of other columns."""
         file = next((file for file, rows in enumerate(self._table.rows) if rows), None)
-        if file is None:
+        if file is None or self._reference is None:
             return
         items = self._items[file][:1]
         for name in self._obs:
@@ -215,6 +236,8 @@ class EpisodeRows(Table):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
+        if self._reference is None:
+            return self._table.read(rows, names)
         starts = self._starts[rows.file]
         first = max(0, bisect_right(starts, rows.start) - 1)
         stop = max(first, int(np.searchsorted(starts, rows.stop)))

@@ -59,7 +59,8 @@ from rlio.formats.tables.doubts import (
     mask_ends,
 )
 from rlio.formats.tables.episode_rows import EpisodeRows
-from rlio.formats.tables.paths import paths_of, resolved, walk
+from rlio.formats.tables.final_rows import FinalRows
+from rlio.formats.tables.paths import paths_in, paths_of, resolved, walk
 from rlio.formats.tables.sorted_rows import SortedRows
 from rlio.formats.tables.table import Lists, Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
@@ -128,9 +129,12 @@ class MappedSource:
         #: Of columns of categories: the code of each.
         self._codes: dict[tuple[str, ...], dict[Any, int]] = {}
         try:
+            _settle_rows(table, mapping)
             if mapping.per_row:
                 steps = EpisodeRows(table, mapping)
                 self._table, self._map = table, mapping = steps, steps.mapping()
+            elif (longer := FinalRows.of(table, mapping)) is not None:
+                self._table, self._map = table, mapping = longer, longer.mapping(mapping)
             if mapping.sort:
                 self._table = table = SortedRows(table, mapping)
                 self.notes += _note_of_ties(table, mapping)
@@ -727,6 +731,16 @@ class MappedSource:
     def close(self) -> None:
         """Close all files."""
         self._table.close()
+
+
+def _settle_rows(table: Table, mapping: Mapping) -> None:
+    """State the rows that most mapped columns have: arrays with a value an episode may be more than those."""
+    names = {path[0] for top in nested(mapping.columns) for path in paths_in(table, mapping.columns, of=top)}
+    rows = []
+    for file in range(len(table.rows)):
+        counts = [table.count(file, name) for name in names]
+        rows.append(max(counts, key=lambda count: (counts.count(count), count)))
+    table.rows = rows
 
 
 def _note_of_ties(table: SortedRows, mapping: Mapping) -> list[str]:

@@ -80,6 +80,8 @@ class Table:
 
     continues: bool | None = None
     lengths: Sequence[int] | None = None
+    #: Whether a mapping has arranged the rows, so that ``lengths`` are those of its episodes.
+    is_arranged: bool = False
     together: frozenset[str] = frozenset()
 
     def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
