@@ -61,7 +61,7 @@ def read_table(
             `polars.DataFrame`, `pyarrow.Table`, `datasets.Dataset`.
         mapping: What the columns mean; None: their names are rlio's.
         format: Name of the format of files; None: by their suffixes.
-        format_options: ``delimiter``, ``decimal`` and ``comment`` of CSV; ``split`` of Hugging Face.
+        format_options: ``delimiter``, ``decimal``, ``comment``, ``names`` of CSV; ``split`` of Hugging Face.
         spaces: (observation space, action space) of the rows; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.

@@ -31,6 +31,7 @@ from rlio.errors import (
     RlioError,
     SchemaError,
     StateError,
+    UnknownLayout,
     UnsafeData,
 )
 from rlio.formats.files.arrow_columns import to_column
@@ -374,6 +375,31 @@ def test_lists_that_do_not_fit_are_refused_by_row(tmp_path: Path) -> None:
         assert reason in message_of(source, columns=PLAIN, per_row=True, lengths="n")
 
 
+def test_what_a_mapping_does_not_read_says_the_way_out(tmp_path: Path) -> None:
+    ragged = np.empty(2, object)
+    ragged[:] = [np.zeros((3, 1)), np.zeros((2, 1))]
+    np.savez(tmp_path / "log.npz", x=ragged, a=ragged, r=ragged)
+    text = message_of(tmp_path / "log.npz", UnsafeData, columns=PLAIN, per_row=True)
+    assert "allow_pickle=True), and pass its arrays to rlio.from_arrays" in text
+    loaded = dict(np.load(tmp_path / "log.npz", allow_pickle=True))
+    assert ends_of(rows_of(loaded, columns=PLAIN, per_row=True))[0] == [3, 2]
+    lists = pd.DataFrame({"x": ["[0.5, 1.0]", "[1.0, 2.0]"], "a": [0, 1], "r": [0.0, 1.0]})
+    assert "log['x'].map(json.loads)" in message_of(lists, columns=PLAIN, per_file=True)
+    deep = [{"steps": [[{"x": 0.0, "a": 1}, {"x": 1.0, "a": 0}]] * 3}]
+    (tmp_path / "log.json").write_text(json.dumps(deep[0]))
+    columns = {"obs": ["steps.x"], "actions": "steps.a"}
+    assert "rlio.from_episodes" in message_of(
+        tmp_path / "log.json", MissingColumn, columns=columns, per_row=True
+    )
+    many = {
+        "x": np.zeros((4, 6, 1)),
+        "a": np.zeros((4, 6)),
+        "r": np.zeros((4, 6)),
+        "done": np.arange(24).reshape(4, 6) % 3 == 2,
+    }
+    assert "swapaxes(0, 1)" in message_of(many, columns=PLAIN, per_row=True, terminated="done")
+
+
 def test_rows_of_lists_are_refused_with_the_right_option_and_are_described(tmp_path: Path) -> None:
     for source in lists_in(tmp_path, episodes()):
         for fields in ({"terminated": "won"}, {"episode": "user"}, {"per_file": True}):
@@ -621,6 +647,25 @@ def test_comments_before_the_names_are_left_out(head: str, tmp_path: Path) -> No
     (tmp_path / "log.csv").write_text(head.format(names=names) + body, encoding="utf-8")
     rows = rows_of(tmp_path / "log.csv", **ENDED)
     assert rows["obs"][:, 0].tolist() == steps()["x"]
+
+
+@pytest.mark.parametrize("head", ["", "# made\n", "# made\n# so\n"])
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_names_may_be_given_for_text_without_them(head: str, separator: str, tmp_path: Path) -> None:
+    body = csv_of(steps(), separator).partition("\n")[2]
+    (tmp_path / "log.csv").write_text(head + body)
+    named = {"format_options": {"names": [*steps()]}, "mapping": rlio.Mapping(COLUMNS, **ENDED), "epochs": 1}
+    rows = all_rows(rlio.read(tmp_path / "log.csv", **named))
+    assert rows["obs"][:, 0].tolist() == steps()["x"]
+    with pytest.raises(OptionError, match="names="):
+        rlio.read(tmp_path / "log.csv", **{**named, "format_options": {"names": "x,y"}})
+    (tmp_path / "log.csv").write_text(head + "".join(f"{n}.5{separator}{n}\n" for n in range(4)))
+    text = message_of(tmp_path / "log.csv", UnknownLayout, **ENDED)
+    assert "format_options={'names': ['x', 'y', ...]}" in text
+    (tmp_path / "log.csv").write_text("0,1\n2.5,3\n")  # As pandas names columns without names.
+    assert rows_of(tmp_path / "log.csv", columns={"obs": ["0", "1"]}, per_file=True)["obs"].tolist() == [
+        [2.5, 3.0]
+    ]
 
 
 @pytest.mark.usefixtures("in_blocks")

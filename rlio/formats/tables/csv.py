@@ -46,6 +46,7 @@ class CsvTable(TextTable):
         limits: Bounds on the files.
         delimiter: Between values; None: the one of ``, ; | `` and tab that the first lines have.
         decimal: Between the digits of a number: a point or a comma.
+        names: The names of the columns, if the files do not have them in their first line.
         comment: Lines that begin with this are comments, wherever they are; None: only those that begin with
             ``#`` and come before the names.
 
@@ -62,6 +63,7 @@ class CsvTable(TextTable):
         limits: Limits,
         delimiter: str | None = None,
         decimal: str = ".",
+        names: Sequence[str] | None = None,
         comment: str | None = None,
     ) -> None:
         for name, value in (("delimiter", delimiter), ("comment", comment)):
@@ -69,7 +71,10 @@ class CsvTable(TextTable):
                 raise OptionError(f"{name}={excerpt(value)}: expected one character")
         if decimal not in (".", ","):
             raise OptionError(f"decimal={excerpt(decimal)}: expected '.' or ','")
+        if names is not None and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
+            raise OptionError(f"names={excerpt(names)}: expected a list of names")
         self._delimiter, self._decimal = delimiter, decimal
+        self._given = None if names is None else list(names)
         self._comment = None if comment is None else comment.encode()
         self._names: list[list[str]] = []
         self._separators: list[str] = []
@@ -84,7 +89,9 @@ class CsvTable(TextTable):
                 "episode, and no steps: record steps with rlio.RecordExperience; for the returns, "
                 "pandas.read_csv(path, skiprows=1)"
             )
-        line = self._header_line(stream, line)
+        start, line = stream.tell() - len(line), self._header_line(stream, line)
+        if self._given is not None:
+            return self._take_given(stream, start)
         if line.count(self._separators[-1].encode()) >= self.limits.columns:
             raise UnsafeData(f"more than {self.limits.columns} columns")
         table = self.parse(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
@@ -93,8 +100,33 @@ class CsvTable(TextTable):
                 "the first line has several rows, parted by carriage returns: expected line feeds, as after "
                 "other lines"
             )
+        self._refuse_numbers(table.column_names)
         self._names.append(table.column_names)
         return list(table.column_names)
+
+    def _take_given(self, stream: IO[bytes], start: int) -> list[str]:
+        """Take the names that were given; the stream is left at the first line that is no comment."""
+        assert self._given is not None
+        while True:
+            stream.seek(start)
+            line = stream.readline(self.limits.line_bytes)
+            if not line.startswith(self._comment or b"#"):
+                break
+            start += len(line)
+        stream.seek(start)
+        self._names.append(self._given)
+        return self._given
+
+    @staticmethod
+    def _refuse_numbers(names: Sequence[str]) -> None:
+        """Refuse a first line that has a row instead of names. Pandas numbers columns without names."""
+        if all(_NUMBER.fullmatch(name.strip().encode()) for name in names) and any(
+            not name.strip().isdecimal() for name in names
+        ):
+            raise UnknownLayout(
+                f"the first line has the numbers {excerpt(list(names), 60)}, expected the names of the "
+                "columns: pass format_options={'names': ['x', 'y', ...]}"
+            )
 
     def _header_line(self, stream: IO[bytes], line: bytes) -> bytes:
         """The line with the names, of which ``line`` is the first that may be it; rows follow in the stream.

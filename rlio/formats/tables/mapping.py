@@ -84,6 +84,14 @@ _DECIMAL_COMMA: Final = re.compile(r"\s*[-+]?[0-9]*,?[0-9]+([eE][-+]?[0-9]+)?\s*
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
 
+#: What may be meant by a flag in the middle of an episode, with ids and with rows that are episodes.
+_WAY_OF_FLAGS: Final = "leave out episode= if the flags alone say where episodes end"
+_WAY_OF_ROWS: Final = (
+    "if arrays have the shape (steps, environments, ...), or a row has several episodes, load the file, and "
+    "pass one long array a column to rlio.from_arrays, such as obs.swapaxes(0, 1).reshape(-1, *obs.shape[2:])"
+)
+
+
 @dataclass(frozen=True)
 class _OwnNames(Mapping):
     """The mapping of a table whose columns have rlio's names: ``eps_id`` and ``new_obs`` are columns, too."""
@@ -431,8 +439,8 @@ class MappedSource:
         if wrong.any():
             raise SchemaError(
                 f"row {int(flagged[wrong.argmax()])} ends an episode, and more rows of it follow: expected "
-                "a flag on the last row of each; leave out episode= if the flags alone say where episodes "
-                f"end; {advice_of_flags(self._flag_names())}"
+                f"a flag on the last row of each; {_WAY_OF_ROWS if mapping.per_row else _WAY_OF_FLAGS}; "
+                f"{advice_of_flags(self._flag_names())}"
             )
         if ids and self._numbers_ids:
             names = ", ".join(self._id_names)
@@ -790,11 +798,14 @@ def _hint(value: Any, name: str) -> str:
             f" such as {excerpt(texts[0])}: if these are numbers with decimal commas, pass "
             "format_options={'decimal': ','} (pandas.read_csv: decimal=',')"
         )
-    return (
-        f" such as {excerpt(texts[0], 60)}: if these are categories, pass codes={excerpt(name)}"
-        if texts
-        else ""
-    )
+    if not texts:
+        return ""
+    if all(text.lstrip()[:1] in ("[", "(") for text in texts):
+        return (
+            f" such as {excerpt(texts[0], 60)}, lists written as text: load the table, and parse them, such "
+            f"as log[{excerpt(name)}].map(json.loads)"
+        )
+    return f" such as {excerpt(texts[0], 60)}: if these are categories, pass codes={excerpt(name)}"
 
 
 def _coded(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,8 +138,20 @@ class NpzTable(Table):
                     "if you trust the file"
                 )
             with archive.open(info) as member:
-                found[name] = read_array(member, info.file_size, name)
+                found[name] = self._array_of(member, info.file_size, name)
         return found
+
+    def _array_of(self, member: IO[bytes], size: int, name: str) -> NDArray[Any]:
+        """The array in a member; of a pickled one, the error says the way out."""
+        try:
+            return read_array(member, size, name)
+        except UnsafeData as error:
+            if "pickled" not in str(error):
+                raise
+            raise UnsafeData(
+                f"{error}: if you trust the file, load it with numpy.load(path, allow_pickle=True), and pass "
+                "its arrays to rlio.from_arrays, or its episodes to rlio.from_episodes"
+            ) from error
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""

@@ -81,6 +81,17 @@ def walk(found: Any, path: tuple[str, ...]) -> Any:
             found = found[key]
         else:
             raise MissingColumn(
-                f"the column {excerpt(path[0])} has no part {excerpt(key)}", column=".".join(path)
+                f"the column {excerpt(path[0])} has no part {excerpt(key)}{_way(found)}",
+                column=".".join(path),
             )
     return found
+
+
+def _way(found: Any) -> str:
+    """What to do with items that have no parts, to be appended."""
+    if not isinstance(found, Lists) or getattr(found.values, "dtype", None) != np.dtype(object):
+        return ""
+    return (
+        ": its items are no objects, but may be lists of them: load the file, and pass its episodes to "
+        "rlio.from_episodes"
+    )
