@@ -916,6 +916,38 @@ def test_a_final_row_needs_no_category() -> None:
     assert rows["actions"].tolist() == [["left", "right", "stay"].index(move) for move in MOVES]
 
 
+# ---- wrong mappings ----
+
+
+@pytest.mark.parametrize(
+    ("names", "way"),
+    [
+        (["obs", "actions", "rewards", "episode_returns", "episode_starts"], "starts='episode_starts'"),
+        (["states", "actions", "rewards", "traj_lengths"], "lengths='traj_lengths'"),
+        (["observations", "actions", "episode_ends"], "ends='episode_ends'"),
+        (["observations", "actions", "rewards", "masks", "next_observations"], "terminated='not masks'"),
+        (["state", "action", "reward", "done", "discount"], "terminated='done'"),
+        (["image", "action", "reward", "is_first", "is_last"], "starts='is_first'"),
+        (["state", "action", "reward", "episode_id", "is_first"], "episode='episode_id'"),
+    ],
+)
+def test_a_wrong_mapping_suggests_what_says_where_episodes_end(names: list[str], way: str) -> None:
+    table = {name: np.zeros(4) for name in names}
+    for given in ({"obs": "obsx"}, {"obs": names[0]}):
+        with pytest.raises((MissingColumn, OptionError)) as caught:
+            rlio.from_arrays(table, mapping=rlio.Mapping(given))
+        text = str(caught.value)
+        assert f"it may need mapping=rlio.Mapping(columns={{'obs': '{names[0]}'" in text
+        assert way in text, text
+
+
+def test_a_wrong_mapping_shows_20_columns() -> None:
+    table = {f"x{n}": [n, n + 0.5, n + 1, n + 2] for n in range(25)}
+    text = message_of(table, MissingColumn, columns={"obs": "y"}, per_file=True)
+    assert "x19 (float64: 19.0, 19.5, 20.0), and 5 more" in text
+    assert "x20" not in text.partition("it may need")[0]
+
+
 # ---- every way to pass a mapping ----
 
 CONTRADICTIONS: list[dict[str, Any]] = [

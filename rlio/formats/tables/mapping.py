@@ -185,11 +185,16 @@ class MappedSource:
             raise error
         text = str(error).rpartition(" [")[0] if error.column or error.uri else str(error)
         raise type(error)(
-            f"{text}; {describe(self._table.as_stored)}",
+            f"{text}; {describe(self._table.as_stored)}{self._suggested(error)}",
             uri=error.uri or self.uri,
             record=error.record,
             column=error.column,
         ) from error
+
+    def _suggested(self, error: RlioError) -> str:
+        """The mapping that the table may need, if one of its names is wrong, to be appended to a message."""
+        is_name = isinstance(error, (MissingColumn, OptionError))
+        return f"; it may need {suggested_mapping(self._table.names)}" if is_name else ""
 
     def _path(self, name: object, option: str) -> tuple[str, ...]:
         """Top-level column, and the keys below it."""
