@@ -453,6 +453,7 @@ def _spread(records: list[Any]) -> str:
 @pytest.mark.parametrize(
     "text", [json.dumps, functools.partial(json.dumps, indent=2), _spread], ids=["line", "lines", "spread"]
 )
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_list_of_records_in_json_is_refused_with_the_way_out(
     text: Callable[[Any], str], mapping: Any, mark: str, tmp_path: Path
