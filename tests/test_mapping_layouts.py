@@ -459,6 +459,13 @@ def test_observations_with_a_row_more_an_episode_have_the_final_ones(
         assert ends_of(rows) == ([3, 1, 5], [2, 8] * terminated, [3] if terminated else [2, 3, 8])
 
 
+def test_an_end_of_an_episode_of_one_step_is_not_that_of_the_episode_before() -> None:
+    longer = np.concatenate([100.0 * e + np.arange(count + 1) for e, count in enumerate(LENGTHS, 1)])
+    table = arrays(lens=[3, 1, 5], done=np.arange(9) == 3) | {"x": longer[:, None]}
+    rows = rows_of(table, columns=PLAIN, lengths="lens", terminated="done")
+    assert ends_of(rows) == ([3, 1, 5], [3], [2, 8])
+
+
 def test_files_of_episodes_whose_observations_have_a_row_more(tmp_path: Path) -> None:
     """As MineRL stores demonstrations."""
     for number, row in enumerate(episodes(final=True)):

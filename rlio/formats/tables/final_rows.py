@@ -113,7 +113,7 @@ class FinalRows(Table):
             np.arange(rows.start, rows.stop) if rows.keep is None else np.flatnonzero(rows.keep) + rows.start
         )
         episode = np.searchsorted(ends, here, side="right")
-        # Of a final row: the step before it; one of an episode without steps has none.
+        # Of a final row: the step before it, whose flags are those of the episode.
         stored = np.clip(here - episode - (here + 1 == ends[episode]), 0, max(0, int(steps.sum()) - 1))
         found = {}
         for name in names:
