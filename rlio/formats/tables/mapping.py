@@ -249,12 +249,12 @@ class MappedSource:
 
     def _check_cells(self) -> None:
         """Refuse rows of lists of different lengths, which are episodes, before their flags are looked at."""
-        for name, spec in self._specs.items():
-            for path in paths_of(spec):
-                first = Rows(0, 0, min(3, self._table.rows[0]))
-                try:
-                    self._table.read(first, [path[0]])
-                except SchemaError:
+        first = Rows(0, 0, min(3, self._table.rows[0]))
+        try:  # All at once: a block of text is parsed as a whole.
+            self._table.read(first, {path[0] for path in self._paths()})
+        except SchemaError:
+            for name, spec in self._specs.items():
+                for path in paths_of(spec):
                     if shown := _described_lists(self._table, first, path[0]):
                         raise SchemaError(
                             f"found {shown} for {name}, expected one step a row: pass per_row=True if each "
@@ -898,7 +898,7 @@ def _described_lists(table: Table, rows: Rows | None, name: str) -> str:
         found = None if rows is None else table.lists(rows, name)
     except RlioError:
         return ""
-    if not isinstance(found, Lists) or found.lengths is None:
+    if not isinstance(found, Lists) or found.lengths is None or len({*found.lengths.tolist()}) < 2:
         return ""
     lengths, parts = ", ".join(map(str, found.lengths.tolist())), leaves(found.values)
     items = ", ".join(f"{'.'.join(map(str, path))} {_kind_of(leaf)}".strip() for path, leaf in parts)
