@@ -78,6 +78,7 @@ def read_table(
         CorruptData: A file is damaged. (UnsafeData: it exceeds ``limits``.)
     """
     Asked.of(keywords)  # Raises before anything is opened.
+    spaces = spaces_of(mapping, spaces)
     layout, found, own = open_table(
         inputs,
         mapping=mapping,
@@ -86,7 +87,6 @@ def read_table(
         limits=limits,
         storage_options=storage_options,
     )
-    spaces = spaces_of(mapping, spaces)
     return EpisodeReader.of(
         layout, found, details=own, spaces=spaces, cache=cache, normalise=normalise, **keywords
     )

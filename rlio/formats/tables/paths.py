@@ -47,19 +47,16 @@ def paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
 
 def paths_in(table: Table, columns: abc.Mapping[str, Any], *, of: str) -> list[tuple[str, ...]]:
     """The paths from which a column of rlio is made."""
-
-    def each(spec: Any) -> Iterator[tuple[str, ...]]:
-        if isinstance(spec, abc.Mapping):
-            for part in spec.values():
-                yield from each(part)
-        elif isinstance(spec, Sequence) and not isinstance(spec, str):
-            for part in spec:
-                yield resolved(table, part, of)
-        else:
-            yield resolved(table, spec, of)
-
     specs = nested(columns)
-    return [*each(specs[of])] if of in specs else []
+    return [resolved(table, name, of) for name in _names_in(specs[of])] if of in specs else []
+
+
+def _names_in(spec: Any) -> Iterator[Any]:
+    if isinstance(spec, abc.Mapping) or (isinstance(spec, Sequence) and not isinstance(spec, str)):
+        for part in spec.values() if isinstance(spec, abc.Mapping) else spec:
+            yield from _names_in(part)
+    else:
+        yield spec
 
 
 def walk(found: Any, path: tuple[str, ...]) -> Any:

@@ -68,6 +68,7 @@ def open_table_files(
     on_error: Literal["raise", "skip"] = "raise",
 ) -> EpisodeFiles:
     """A table as a source; see `open_table`."""
+    spaces = spaces_of(mapping, spaces)  # It raises before anything is opened.
     layout, found, own = open_table(
         inputs,
         mapping=mapping,
@@ -77,7 +78,7 @@ def open_table_files(
         storage_options=storage_options,
     )
     about = about_format(found, own)
-    return closed_on_error(layout, about, spaces=spaces_of(mapping, spaces), on_error=on_error)
+    return closed_on_error(layout, about, spaces=spaces, on_error=on_error)
 
 
 def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:
@@ -91,7 +92,7 @@ def spaces_of(mapping: Mapping | None, spaces: Spaces | None) -> Spaces | None:
     Raises:
         OptionError: Both do.
     """
-    stated = None if mapping is None else mapping.spaces
+    stated = None if mapping is None else expected(mapping, Mapping, "mapping").spaces
     if spaces is not None and stated is not None:
         raise OptionError("spaces= and rlio.Mapping(spaces=...) are one option: pass one of them")
     return stated if spaces is None else spaces
