@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.encoded_picture import EncodedPicture
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
-__all__ = ["arrow_type", "expanded_bytes", "from_arrow", "page_rows", "to_arrow"]
+__all__ = ["arrow_type", "expanded_bytes", "from_arrow", "page_rows", "pictures_of", "to_arrow"]
 
 
 def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -26,6 +28,8 @@ def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
         return pa.binary() if spec.dtype == "|S" else pa.string()
     if spec.kind == "json":
         return pa.string()
+    if spec.kind == "picture":
+        return pa.binary()
     if spec.kind == "bytes":
         return pa.binary() if nullable else pa.binary(spec.row_bytes)
     value = pa.from_numpy_dtype(spec.native)
@@ -43,8 +47,10 @@ def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: Column
         spec: The column's type. Fixed-size data is viewed, not copied: keep ``values`` unchanged while the
             array is in use.
     """
-    if spec.kind in ("text", "json"):
-        return _texts_to_arrow(values, valid, spec)
+    if spec.kind == "picture":
+        values = object_column(picture.data for picture in values.tolist())
+    if spec.kind in ("text", "json", "picture"):
+        return _objects_to_arrow(values, valid, spec)
     dense = np.ascontiguousarray(values, dtype=spec.native)
     rows = len(dense) if valid is None else len(valid)
     if spec.kind == "scalar":
@@ -73,6 +79,7 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
 
     Returns:
         (values, valid): values of shape (k, *shape), writable, over Arrow's own memory if the layout allows;
+        pictures are still encoded, shape (k,);
         ``valid`` of shape (rows,), or None if the column has no nulls and k is the number of rows.
 
     Raises:
@@ -83,6 +90,8 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
         valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
     if spec.kind in ("text", "json"):
         return _texts_from_arrow(array, spec), valid
+    if spec.kind == "picture":
+        return pictures_of((array.drop_null() if array.null_count else array).to_pylist(), spec), valid
     if spec.kind == "scalar":
         dense = array.drop_null() if array.null_count else array
         return _in_dtype(_values(dense), spec), valid
@@ -95,6 +104,12 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
     if flat.size != count * spec.size:
         raise CorruptData(f"{flat.size} values in {count} rows of shape {spec.shape}")
     return _in_dtype(flat.reshape(count, *spec.shape), spec), valid
+
+
+def pictures_of(files: Iterable[bytes], spec: ColumnSpec) -> NDArray[Any]:
+    """Return the bytes of files as a column of encoded pictures; nothing is checked before it is decoded."""
+    assert spec.codec is not None
+    return object_column(EncodedPicture(data, spec.codec, spec.shape) for data in files)
 
 
 def page_rows(rows: int) -> dict[str, Any]:
@@ -186,8 +201,8 @@ def _in_dtype(values: NDArray[Any], spec: ColumnSpec) -> NDArray[Any]:
     return values if values.dtype == spec.numpy else values.astype(spec.numpy)
 
 
-def _texts_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
-    """Return strings, or the JSON text of objects, which `PolicySchema.flatten` has already made."""
+def _objects_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
+    """Return strings, bytes, or the JSON text of objects, which `PolicySchema.flatten` has already made."""
     listed = values.tolist()
     kind = arrow_type(spec, nullable=True)
     if valid is None:

@@ -1,4 +1,4 @@
-"""Turns decoded row groups into batches."""
+"""Turns decoded row groups into batches, whose pictures may still be encoded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.nested import Path
-from rlio.errors import CorruptData, SchemaError
+from rlio.batch.picture_codecs import decode_batch
+from rlio.errors import CorruptData, SchemaError, raise_at
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.frame_pools import Frames
 from rlio.schemas.schema import PolicySchema, is_named, rebuild
 from rlio.schemas.shard_file import DecodedGroup
 
-__all__ = ["to_batch", "to_folded"]
+__all__ = ["pictures_decoded", "to_batch", "to_folded"]
 
 
 def to_batch(group: DecodedGroup, *, columns: Collection[str] | None = None) -> SampleBatch | MultiAgentBatch:
@@ -94,3 +95,17 @@ def _attributes(group: DecodedGroup) -> dict[str, Any]:
     if updates:
         found["num_grad_updates"] = sum(updates) / len(updates)
     return found
+
+
+def pictures_decoded(
+    batch: SampleBatch | MultiAgentBatch, uri: str, record: int
+) -> SampleBatch | MultiAgentBatch:
+    """Return rows of a shard with their pictures decoded.
+
+    Raises:
+        CorruptData: One of them is damaged.
+    """
+    try:
+        return decode_batch(batch)
+    except CorruptData as error:
+        raise_at(error, uri=uri, record=record)

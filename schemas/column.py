@@ -17,15 +17,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.encoded_picture import CODECS, Codec, EncodedPicture, is_encoded
 from rlio.errors import CorruptData, SchemaError
 from rlio.schemas.dtypes import is_stored, stored_dtype
 
 __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
 
 #: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
-#: the row's array as fixed-length bytes; ``text``: one string per row; ``json``: any object as JSON text;
-#: ``none``: no bytes at all, for zero-sized shapes.
-Kind: TypeAlias = Literal["scalar", "list", "bytes", "text", "json", "none"]
+#: the row's array as fixed-length bytes; ``picture``: the row's array as a PNG or JPEG file; ``text``: one
+#: string per row; ``json``: any object as JSON text; ``none``: no bytes at all, for zero-sized shapes.
+Kind: TypeAlias = Literal["scalar", "list", "bytes", "picture", "text", "json", "none"]
 
 #: Kinds whose values have no fixed size.
 TEXTS = ("text", "json")
@@ -40,6 +41,7 @@ _LIST_LIMIT = 512
 _NARROW_LIST_LIMIT = 16
 _MAX_NDIM = 32
 _MAX_ROW_BYTES = 256 << 20
+_PICTURE_CHANNELS = ((), (1,), (3,), (4,))
 
 
 @dataclass(frozen=True)
@@ -60,21 +62,32 @@ class ColumnSpec:
         shape: Shape of one row.
         kind: The stored form.
         stack: Set if only the newest frame of each row is stored.
+        codec: Of the kind ``picture``: how pictures are encoded; ``dtype`` and ``shape`` are those of their
+            values.
     """
 
     dtype: str
     shape: tuple[int, ...]
     kind: Kind
     stack: FrameStack | None = None
+    codec: Codec | None = None
 
     @classmethod
-    def of(cls, values: NDArray[Any], *, column: str = "") -> ColumnSpec:
+    def of(cls, values: NDArray[Any], *, column: str = "", codec: Codec | None = None) -> ColumnSpec:
         """Infer the spec of an array whose first axis is the rows.
 
+        Args:
+            values: The array.
+            column: Its name, for messages.
+            codec: How to encode its pictures; None: they are not encoded.
+
         Raises:
-            SchemaError: The dtype has no stored form (structured dtypes), or a row is too large for one.
+            SchemaError: The dtype has no stored form (structured dtypes), or a row is too large for one; or
+                they are no pictures, and ``codec`` is given.
         """
         dtype, shape = values.dtype, tuple(int(n) for n in values.shape[1:])
+        if codec is not None or is_encoded(values):
+            return cls._of_pictures(values, column, codec)
         if dtype.kind == "O":
             if shape:
                 raise SchemaError(f"object arrays have one axis; found shape {values.shape}", column=column)
@@ -92,6 +105,23 @@ class ColumnSpec:
             raise SchemaError(
                 f"rows of shape {shape} and dtype {dtype}: a row has at most {_MAX_NDIM} axes and "
                 f"{_MAX_ROW_BYTES >> 20} MiB; split the column, or store a reference to it",
+                column=column,
+            )
+        return spec
+
+    @classmethod
+    def _of_pictures(cls, values: NDArray[Any], column: str, codec: Codec | None) -> ColumnSpec:
+        dtype, shape = values.dtype, values.shape[1:]
+        if is_encoded(values):
+            first: EncodedPicture = values[0]
+            if codec not in (None, first.codec):
+                raise SchemaError(f"found pictures that are {first.codec}, expected {codec}", column=column)
+            dtype, shape, codec = np.dtype(np.uint8), first.shape, first.codec
+        spec = cls(dtype.str, tuple(int(n) for n in shape), "picture", codec=codec)
+        if not spec._is_legal():
+            raise SchemaError(
+                f"found {dtype} of shape {shape} a row, expected pictures: uint8 of shape (height, width) or "
+                f"(height, width, channels), with 1, 3 or 4 channels, of at most {_MAX_ROW_BYTES >> 20} MiB",
                 column=column,
             )
         return spec
@@ -118,9 +148,27 @@ class ColumnSpec:
         """Number of values in a row."""
         return math.prod(self.shape)
 
+    @property
+    def decoded(self) -> ColumnSpec:
+        """The spec of the values of pictures; itself if it has none."""
+        if self.kind != "picture":
+            return self
+        return ColumnSpec(self.dtype, self.shape, _fixed_kind(self.numpy, self.shape))
+
+    @property
+    def in_groups(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype, and shape of a row, of values in a row group that is collected: objects are one a row."""
+        if self.kind == "picture":
+            return np.dtype(object), ()
+        return np.dtype(object) if self.kind == "text" else self.numpy, self.shape
+
     def mismatch(self, values: NDArray[Any]) -> str | None:
         """Return the problem with ``values`` for this column, or None."""
         dtype = values.dtype
+        if self.kind == "picture":
+            return self._unlike_picture(values)
+        if is_encoded(values):
+            return f"encoded pictures, but the column has {self.dtype}"
         found = dtype.str[:2] if dtype.kind in "US" else dtype.str
         if found != self.dtype:
             return f"dtype {dtype}, but the column has {self.dtype}"
@@ -130,11 +178,24 @@ class ColumnSpec:
             return "objects, but the column has only strings"
         return None
 
+    def _unlike_picture(self, values: NDArray[Any]) -> str | None:
+        for row, value in enumerate(values.tolist()):
+            if not isinstance(value, EncodedPicture):
+                return f"{type(value).__name__} in row {row}, but the column has pictures"
+            if (value.codec, value.shape) != (self.codec, self.shape):
+                return (
+                    f"a {value.codec} of shape {value.shape} in row {row}, but the column has {self.codec} "
+                    f"of shape {self.shape}"
+                )
+        return None
+
     def to_json(self) -> dict[str, Any]:
         """Return the written form; see docs/format.md."""
         written: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "kind": self.kind}
         if self.stack is not None:
             written["stack"] = {"axis": self.stack.axis, "depth": self.stack.depth}
+        if self.codec is not None:
+            written["picture"] = {"codec": self.codec, "lossless": CODECS[self.codec]}
         return written
 
     @classmethod
@@ -143,7 +204,8 @@ class ColumnSpec:
         try:
             dtype, shape, kind = written["dtype"], tuple(written["shape"]), written["kind"]
             stack = FrameStack(**written["stack"]) if "stack" in written else None
-            spec = cls(dtype, shape, kind, stack)
+            codec = written["picture"]["codec"] if "picture" in written else None
+            spec = cls(dtype, shape, kind, stack, codec)
             legal = spec._is_legal()
         except (TypeError, KeyError, ValueError) as error:
             raise CorruptData(
@@ -160,6 +222,17 @@ class ColumnSpec:
         if self.kind in TEXTS:
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
         dtype = self.numpy
+        if (self.kind == "picture") != (self.codec is not None):
+            return False
+        if self.codec is not None and (
+            self.codec not in CODECS
+            or self.dtype != "|u1"
+            or 0 in self.shape
+            or len(self.shape) < 2
+            or self.shape[2:] not in _PICTURE_CHANNELS
+            or self.stack is not None
+        ):
+            return False
         # Without zeros: NumPy itself refuses an empty array of absurd shape.
         nominal = math.prod(n for n in self.shape if n) * dtype.itemsize
         if dtype.kind not in "biufcmM" or dtype.str != self.dtype or nominal > _MAX_ROW_BYTES:
@@ -168,7 +241,7 @@ class ColumnSpec:
             axis, depth = self.stack.axis, self.stack.depth
             if axis not in (0, len(self.shape) - 1) or depth < 2 or self.shape[axis] != depth:
                 return False
-        return self.kind == _fixed_kind(dtype, self.shape)
+        return self.kind in ("picture", _fixed_kind(dtype, self.shape))
 
 
 def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:

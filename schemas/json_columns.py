@@ -5,6 +5,7 @@ strings ``"NaN"``, ``"Infinity"``, ``"-Infinity"``. Text is a list of strings; o
 of `rlio.schemas.json_values`. A type without a JSON form (complex numbers, dates, long doubles, byte strings)
 is ``{"base64": ...}`` of its C-order little-endian bytes. ``{"zstd": ...}`` is the same, compressed, for any
 column; the bytes of text and objects are then their JSON in UTF-8. Byte strings have an extra ``"width"``.
+Encoded pictures are a list of the base64 of their files.
 
 Example:
     >>> import numpy as np
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import object_column
 from rlio.errors import UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.schemas.arrow import pictures_of
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import SPECIAL_FLOATS, value_from_json
 from rlio.schemas.zstd_frames import inflate
@@ -63,6 +65,10 @@ def dump_column(values: NDArray[Any], spec: ColumnSpec, *, compress: bool = Fals
     if spec.dtype == "|S":
         width = values.dtype.itemsize
         return b'{"width":%d,%b' % (width, _blob(values.tobytes(), compress=compress)[1:])
+    if spec.kind == "picture":  # Is compressed already.
+        return json.dumps(
+            [pybase64.b64encode_as_string(picture.data) for picture in values.tolist()], separators=(",", ":")
+        ).encode()
     if spec.kind in ("text", "json"):
         text = _texts(values, spec)
         if not compress:
@@ -82,6 +88,8 @@ def load_column(
 ) -> NDArray[Any]:
     """Return the values of a parsed column: shape (rows, *shape), writable, owned by the caller.
 
+    Pictures are still encoded, shape (rows,).
+
     Args:
         written: The result of `json.loads` on `dump_column`; it may be hostile.
         spec: The column's type; nothing is guessed.
@@ -92,10 +100,12 @@ def load_column(
         ValueError, OverflowError: It is not such a column; the message says what was found.
         UnsafeData: It would take far more memory than its text.
     """
-    if isinstance(written, dict):
+    if isinstance(written, dict) and spec.kind != "picture":
         return _from_blob(written, spec, rows, limits)
     if not isinstance(written, list):
         raise ValueError(f"expected a list, found {excerpt(written)}")
+    if spec.kind == "picture":
+        return _pictures(_of_length(written, rows), spec)
     if spec.kind == "json":
         return object_column(value_from_json(item) for item in _of_length(written, rows))
     if spec.kind == "text":
@@ -239,6 +249,14 @@ def _strings(listed: list[Any], spec: ColumnSpec, limits: Limits) -> NDArray[Any
         item.encode("utf-8")  # Raises UnicodeError, a ValueError, for half of a surrogate pair.
     values = np.array(listed, np.str_)
     return values.astype(np.dtype(f"{spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
+
+
+def _pictures(listed: list[Any], spec: ColumnSpec) -> NDArray[Any]:
+    if not all(type(item) is str for item in listed):
+        raise ValueError(f"expected base64, found {excerpt(next(x for x in listed if type(x) is not str))}")
+    if not listed:
+        return np.empty((0, *spec.shape), spec.numpy)
+    return pictures_of((pybase64.b64decode(item, validate=True) for item in listed), spec)
 
 
 def _parsed_numbers(written: list[Any], spec: ColumnSpec, shape: tuple[int, ...]) -> NDArray[Any]:

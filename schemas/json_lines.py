@@ -207,13 +207,19 @@ def _check_arrays(
 ) -> None:
     """Refuse, before encoding, arrays that are too large for a line."""
     found = [
-        (values[leaf.physical], leaf.column in compress)
+        (values[leaf.physical], leaf.spec, leaf.column in compress)
         for pid, values in arrays.items()
         for leaf in schema.policies[pid].leaves
     ]
-    decoded = sum(array.nbytes + len(array) for array, _ in found)
-    least = sum(array.size * _LEAST_BYTES for array, packed in found if not packed)
-    rows = max((len(array) for array, _ in found), default=0)
+    decoded = least = rows = 0
+    for array, spec, packed in found:
+        rows = max(rows, len(array))
+        if spec.kind == "picture":
+            decoded += len(array) * (spec.row_bytes + 1)
+            least += sum(len(picture.data) for picture in array.tolist())
+        else:
+            decoded += array.nbytes + len(array)
+            least += 0 if packed else array.size * _LEAST_BYTES
     if decoded > _MAX_DECODED or least > MAX_LINE_BYTES or rows > _MAX_ROWS:
         raise _too_large(f"{decoded} bytes of columns, {rows} rows")
 

@@ -94,7 +94,7 @@ def link(
 
 
 def resolve_links(
-    distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArray[Any], *, blank: int = 0
+    distance: NDArray[np.int32], obs: NDArray[Any], stored: NDArray[Any], *, blank: Any = 0
 ) -> NDArray[Any]:
     """Rebuild ``new_obs`` of a group.
 
@@ -114,7 +114,9 @@ def resolve_links(
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
         raise CorruptData(f"{len(stored)} observations are stored, but _next says {len(own)}")
-    new_obs = np.take(obs, target, axis=0, out=empty_array(obs.shape, obs.dtype), mode="clip")
+    # Memory of Arrow is no place for objects (encoded pictures).
+    out = np.empty(obs.shape, object) if obs.dtype == object else empty_array(obs.shape, obs.dtype)
+    new_obs = np.take(obs, target, axis=0, out=out, mode="clip")
     new_obs[own] = stored
     missing = distance == MISSING
     if missing.any():
@@ -225,6 +227,8 @@ def as_unsigned(values: NDArray[Any]) -> NDArray[Any]:
     rows = len(values)
     if rows == 0:
         return np.empty((0, 1), np.uint8)
+    if values.dtype == object:  # Encoded pictures, which are equal if their bytes are.
+        return values.reshape(rows, 1)
     flat = np.ascontiguousarray(values).reshape(rows, -1)
     width = flat.shape[1] * flat.itemsize
     size = next(size for size in (8, 4, 2, 1) if width % size == 0)

@@ -308,7 +308,9 @@ def _values_bytes(group: RowGroup, schema: Schema) -> int:
     encoded = 0
     for name, (values, _) in group.columns.items():
         spec = schema.columns[name]
-        if spec.kind in ("text", "json"):
+        if spec.kind == "picture":
+            encoded += sum(len(picture.data) + 8 for picture in values)
+        elif spec.kind in ("text", "json"):
             encoded += sum(4 * len(text) + 8 for text in values)
         else:
             # One- and two-byte values of scalars and lists are widened to four bytes.

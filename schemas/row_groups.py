@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.encoded_picture import is_encoded
 from rlio.batch.multi_agent import step_numbers
 from rlio.errors import SchemaError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS
@@ -42,8 +43,8 @@ __all__ = [
     "unpadded",
 ]
 
-#: Characters of text in one row group. This limits its decoded size, because `Schema.group_rows` can only
-#: estimate how long texts will be.
+#: Characters of text, and bytes of pictures, in one row group. This limits its decoded size, because
+#: `Schema.group_rows` can only estimate how long texts will be.
 _GROUP_TEXT = 8 << 20
 
 #: Bytes of a column of texts in one row group as an array of NumPy, which pads each text to the longest.
@@ -448,8 +449,8 @@ class GroupBuffer:
         capacity = max(rows, 2 * self._capacity)
         for name, spec in self.schema.columns.items():
             if name != Columns.NEXT_OBS_VALID and name not in self._pooled:
-                dtype = np.dtype(object) if spec.kind == "text" else spec.numpy
-                empty = np.empty((0, *spec.shape), dtype)
+                dtype, shape = spec.in_groups
+                empty = np.empty((0, *shape), dtype)
                 self._arrays[name] = _grown(self._arrays.get(name, empty), capacity)
                 if name in self._partial:
                     self._valid[name] = _grown(self._valid.get(name, np.empty(0, np.bool_)), capacity)
@@ -601,7 +602,7 @@ def _cut_rows(
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts and objects of some rows, by their lengths.
+    """The texts, objects and pictures of some rows, by their lengths.
 
     Attributes:
         lengths: Physical column -> characters of each row's text, shape (rows,).
@@ -653,12 +654,17 @@ class Texts:
 
 
 def _lengths(texts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the characters of each text, shape (rows,)."""
-    return np.fromiter(map(len, texts.tolist()), np.int64, len(texts))
+    """Return the characters of each text, or the bytes of each picture, shape (rows,)."""
+    listed = texts.tolist()
+    if is_encoded(texts):
+        listed = [picture.data for picture in listed]
+    return np.fromiter(map(len, listed), np.int64, len(texts))
 
 
 def _padding(spec: ColumnSpec) -> int:
     """Return the bytes of a character in an array that NumPy pads; 0: each text is an object."""
+    if spec.kind == "picture":
+        return 0
     return {"|O": 0, "|S": 1}.get(spec.dtype, 4)
 
 

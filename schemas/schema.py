@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.encoded_picture import Codec, EncodedPicture
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
+from rlio.batch.picture_codecs import encode_column
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -168,8 +170,8 @@ class PolicySchema:
 
     @cached_property
     def texts(self) -> list[Leaf]:
-        """Leaves with a text or an object per row."""
-        return [leaf for leaf in self.per_row if leaf.spec.kind in TEXTS]
+        """Leaves with a text, an object or an encoded picture per row."""
+        return [leaf for leaf in self.per_row if leaf.spec.kind in (*TEXTS, "picture")]
 
     @cached_property
     def per_sequence(self) -> list[Leaf]:
@@ -181,10 +183,11 @@ class PolicySchema:
         """(obs leaf, new_obs leaf) pairs, if ``new_obs`` can refer to the ``obs`` of a later row; else []."""
         obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
         alike = len(obs) == len(new_obs) and all(
-            a.path == b.path and a.spec.dtype == b.spec.dtype and a.spec.shape == b.spec.shape
+            a.path == b.path
+            and (a.spec.dtype, a.spec.shape, a.spec.codec) == (b.spec.dtype, b.spec.shape, b.spec.codec)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        storable = all(leaf.spec.kind in ("scalar", "list", "bytes") for leaf in obs)
+        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture") for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
     @property
@@ -209,7 +212,7 @@ class PolicySchema:
             SchemaError: A column is new, has another dtype or shape, or holds values that cannot be stored.
         """
         arrays: dict[str, NDArray[Any]] = {}
-        names = self.columns
+        names, rows = self.columns, _Rows(policy, first_row)
         if not batch.keys() and len(batch) == 0:
             return arrays
         for column, wanted in names.items():
@@ -229,7 +232,10 @@ class PolicySchema:
                 if value.dtype == dtype and value.shape[1:] == shape:
                     arrays[name] = value
                     continue
-            self._flatten_column(column, value, wanted, arrays, _Rows(policy, first_row))
+            missing = None
+            if column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
+                missing = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+            self._flatten_column(column, value, wanted, arrays, rows, missing)
         extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
         if extra:
             raise SchemaError(
@@ -240,9 +246,15 @@ class PolicySchema:
         return arrays
 
     def _flatten_column(
-        self, column: str, value: Any, wanted: list[Leaf], arrays: dict[str, NDArray[Any]], rows: _Rows
+        self,
+        column: str,
+        value: Any,
+        wanted: list[Leaf],
+        arrays: dict[str, NDArray[Any]],
+        rows: _Rows,
+        missing: NDArray[np.bool_] | None,
     ) -> None:
-        """Add the checked leaves of one column to ``arrays``."""
+        """Add the checked leaves of one column to ``arrays``; ``missing``: rows that have no ``new_obs``."""
         plain = len(wanted) == 1 and not wanted[0].path and not isinstance(value, dict | tuple)
         found: dict[Path, Any] = {(): value} if plain else dict(leaves(value))
         if found.keys() != {leaf.path for leaf in wanted}:
@@ -253,6 +265,11 @@ class PolicySchema:
             )
         for leaf in wanted:
             array = _array(found[leaf.path], leaf.name)
+            if leaf.spec.codec == "png" and (array.dtype, array.shape[1:]) == (
+                leaf.spec.numpy,
+                leaf.spec.shape,
+            ):
+                array = encode_column(array, known=rows.encoded)
             problem = leaf.spec.mismatch(array)
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
@@ -260,6 +277,8 @@ class PolicySchema:
                 rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
                 array = rows.to_json(array, leaf.name)
+            if leaf.spec.kind == "picture":
+                rows.check_pictures(array, leaf, missing)
             arrays[leaf.physical] = array
 
 
@@ -270,10 +289,12 @@ class _Rows:
     Attributes:
         policy: The policy's id.
         first: Number of the first row.
+        encoded: Frames that were encoded, by their bytes: ``new_obs`` has those of ``obs`` again.
     """
 
     policy: str
     first: int
+    encoded: dict[bytes, EncodedPicture] = field(default_factory=dict)
 
     def check_texts(self, values: NDArray[Any], name: str) -> None:
         """Refuse texts that have no UTF-8 form, because Parquet has no other."""
@@ -285,6 +306,13 @@ class _Rows:
                 with self._row(row):
                     check_text(text, name)
             raise
+
+    def check_pictures(self, values: NDArray[Any], leaf: Leaf, missing: NDArray[np.bool_] | None) -> None:
+        """Refuse rows without a picture, unless they have no ``new_obs``."""
+        for row, picture in enumerate(values.tolist()):
+            if not picture.data and (missing is None or not missing[row]):
+                with self._row(row):
+                    raise SchemaError("found no picture, expected the bytes of one", column=leaf.name)
 
     def to_json(self, values: NDArray[Any], name: str) -> NDArray[Any]:
         """Return the JSON texts of objects.
@@ -336,6 +364,7 @@ class Schema:
         *,
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
         stored: Mapping[str, str] | None = None,
+        pictures: Mapping[str, Codec] | None = None,
         is_written: bool = True,
     ) -> Schema:
         """Return the schema of a first batch, which may have no rows.
@@ -344,17 +373,19 @@ class Schema:
             batch: The batch.
             spaces: Policy id -> its spaces.
             stored: See the class.
+            pictures: Leaf (``obs/camera``) -> how its pictures are encoded. ``new_obs`` is as ``obs``.
             is_written: Whether rlio writes it. If not, what reads the batch limits it.
         """
         multi_agent = isinstance(batch, MultiAgentBatch)
         empty = cls({}, multi_agent=multi_agent, stored=stored or {})
-        return empty.extended(batch, spaces=spaces, is_written=is_written)
+        return empty.extended(batch, spaces=spaces, pictures=pictures, is_written=is_written)
 
     def extended(
         self,
         batch: SampleBatch | MultiAgentBatch,
         *,
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
+        pictures: Mapping[str, Codec] | None = None,
         is_written: bool = True,
     ) -> Schema:
         """Return this schema with the policies of ``batch`` that it lacks; itself if it lacks none.
@@ -391,8 +422,9 @@ class Schema:
         found |= {
             pid: leaves if self.multi_agent else _with_stacks(leaves, part)
             for pid, part in fresh.items()
-            for leaves in [_leaves_of(part, is_written=is_written)]
+            for leaves in [_leaves_of(part, pictures=pictures, is_written=is_written)]
         }
+        _check_named(pictures, (leaf for leaves in found.values() for leaf in leaves))
         named = _with_physical_names(found)
         policies = {
             pid: PolicySchema(
@@ -498,6 +530,11 @@ class Schema:
     def columns(self) -> dict[str, ColumnSpec]:
         """Physical column -> spec, sorted by name."""
         return dict(sorted({x.physical: x.spec for p in self.policies.values() for x in p.leaves}.items()))
+
+    @cached_property
+    def has_pictures(self) -> bool:
+        """Whether a column has encoded pictures."""
+        return any(spec.kind == "picture" for spec in self.columns.values())
 
     @cached_property
     def stacked(self) -> dict[str, tuple[str, FrameStack]]:
@@ -659,9 +696,23 @@ def rebuild(found: list[tuple[Path, Any]]) -> Any:
     return unflatten([path for path, _ in found], [item for _, item in found])
 
 
-def _leaves_of(batch: SampleBatch, *, is_written: bool = True) -> tuple[Leaf, ...]:
+def _check_named(pictures: Mapping[str, Codec] | None, found: Iterable[Leaf]) -> None:
+    """Refuse names of pictures that no policy has."""
+    names = {leaf.name for leaf in found}
+    for name in pictures or ():
+        if name not in names:
+            raise MissingColumn(
+                f"pictures={{{name!r}: ...}}: the first batch has {excerpt(sorted(names))}"
+                f"{did_you_mean(name, names)}",
+                column=name,
+            )
+
+
+def _leaves_of(
+    batch: SampleBatch, *, pictures: Mapping[str, Codec] | None = None, is_written: bool = True
+) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
-    found = []
+    found, pictures = [], pictures or {}
     for column in batch:
         if column in RESERVED:
             raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
@@ -674,7 +725,8 @@ def _leaves_of(batch: SampleBatch, *, is_written: bool = True) -> tuple[Leaf, ..
                 raise SchemaError(
                     f"names that end in {_RESERVED_ENDS} are reserved by the format", column=name
                 )
-            spec = ColumnSpec.of(_array(item, name), column=name)
+            as_obs = leaf_name(Columns.OBS, path) if column == Columns.NEXT_OBS else name
+            spec = ColumnSpec.of(_array(item, name), column=name, codec=pictures.get(as_obs))
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):

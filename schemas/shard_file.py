@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import is_encoded
 from rlio.errors import CorruptData, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
@@ -470,7 +471,7 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
         values, valid = group.columns[name]
         if not (own.all() if valid is None else np.array_equal(own, valid)):
             raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-        blank = 0
+        blank: Any = _blank(group.columns[obs.physical][0])
         if name in frames and (group.distance == MISSING).any():
             blank = len(frames[name])
             frames[name] = frames[name].with_blank()
@@ -479,6 +480,11 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
             None,
         )
     return replace(group, columns=columns, frames=frames)
+
+
+def _blank(*columns: NDArray[Any]) -> Any:
+    """Return the value of an observation that is missing: zeros, or no picture."""
+    return next((column[0].none() for column in columns if is_encoded(column)), 0)
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
@@ -497,7 +503,7 @@ def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.in
     values, valid = group.columns[name]
     if not np.array_equal(stored, np.ones(rows, bool) if valid is None else valid):
         raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-    new_obs = np.zeros((rows, *values.shape[1:]), values.dtype)
+    new_obs = np.full((rows, *values.shape[1:]), _blank(values, obs_values), values.dtype)
     new_obs[stored] = values
     elided = np.flatnonzero(linked & (group.distance > 0))
     if len(elided):

@@ -122,7 +122,7 @@ def test_a_closed_pipe_has_an_exit_code_of_its_own_and_no_traceback(tmp_path: Pa
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("command", ["verify", "convert"])
+@pytest.mark.parametrize("command", ["verify", "convert", "convert --prove", "recover"])
 def test_progress_has_rate_and_remaining_time_and_is_silent_elsewhere(command: str, tmp_path: Path) -> None:
     t = np.arange(20) % 5
     for part in range(2):
@@ -132,13 +132,28 @@ def test_progress_has_rate_and_remaining_time_and_is_silent_elsewhere(command: s
     root, code = str(tmp_path / "root"), "import rlio.cli.tables as tables; tables._QUIET_SECONDS = 0"
 
     def arguments(number: int) -> tuple[str, ...]:
-        return (command, root, *([str(tmp_path / str(number))] if command == "convert" else []))
+        if command == "recover":
+            _leave_a_log(tmp_path / str(number))
+            return command, str(tmp_path / str(number))
+        name, *options = command.split()
+        return (name, root, *([str(tmp_path / str(number))] if name == "convert" else []), *options)
 
     shown = _run_on_terminal(*arguments(0), code=code)
-    assert re.search(r"%\|.*\[\d\d:\d\d<(\d\d:\d\d|\?), .*/s\]", shown), shown
+    for name in command.split(" --"):
+        assert re.search(rf"{name}.*%\|.*\[\d\d:\d\d<(\d\d:\d\d|\?), .*/s\]", shown), shown
     assert "%|" not in _run_on_terminal(*arguments(1), "--json", code=code)
     piped = _run_main(*arguments(2), code=code, stdout=subprocess.DEVNULL)
     assert (piped.returncode, piped.stderr) == (0, "")
+
+
+def _leave_a_log(root: Path) -> None:
+    """A log of a writer that is dead."""
+    child = os.fork()
+    if not child:
+        writer = rlio.ParquetWriter(root, sync="always")
+        writer.write(rlio.SampleBatch(obs=[[0.0]] * 9, t=range(9)))
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _run_on_terminal(*arguments: str, code: str) -> str:

@@ -341,7 +341,7 @@ def test_a_second_conversion_into_the_same_place_is_refused_while_the_first_one_
     refused = []
 
     def again(rows: int, episodes: int) -> None:
-        if episodes == 2:
+        if episodes == 2 and not refused:  # Not again, of the proof.
             with pytest.raises((OptionError, PublishError), match="another conversion") as caught:
                 rlio.convert(tmp_path / "a", dst, to=to)
             refused.append(caught.value)
@@ -657,3 +657,31 @@ def test_episodes_of_one_id_in_several_files_are_converted_as_several_episodes(
     assert sorted(data.episode(i).id_ for i in range(30)) == sorted([*range(10)] * 3)
     assert rlio.verify(tmp_path / "b").ok
     assert rlio.convert(tmp_path / "a", tmp_path / "b").written == 0, "it is complete"
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_both_passes_of_a_proved_conversion_show_their_progress(tmp_path: Path, joint: bool) -> None:
+    """The second pass, of the proof, showed none."""
+    rows = rlio.SampleBatch(
+        obs=np.arange(20.0), actions=np.zeros(20), rewards=np.ones(20), eps_id=np.arange(20) // 5
+    )
+    rows["t"] = np.arange(20) % 5
+    with rlio.ParquetWriter(tmp_path / "a") as writer:
+        writer.write(rlio.MultiAgentBatch({"a": rows, "b": rows}, 20) if joint else rows)
+    seen: list[tuple[Any, ...]] = []
+
+    class Shown:
+        def begin(self, name: str, total: int | None) -> None:
+            seen.append((name, total))
+
+        def __call__(self, rows: int, episodes: int) -> None:
+            seen.append((rows, episodes))
+
+    rlio.convert(tmp_path / "a", tmp_path / "b", prove=True, progress=Shown())
+    passes = [place for place, one in enumerate(seen) if isinstance(one[0], str)]
+    assert [seen[place] for place in passes] == [
+        ("convert", 40 if joint else 20),
+        ("prove", 80 if joint else 20),
+    ]
+    assert seen[passes[1] - 1][0] == (40 if joint else 20)
+    assert seen[-1] == ((80, 0) if joint else (20, 4))

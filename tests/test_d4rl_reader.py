@@ -521,7 +521,7 @@ def test_datasets_stay_open_while_what_they_cache_is_little(
     found = {}
     for name, most in (("a", 0), ("b", 1 << 20), ("b", 1)):
         monkeypatch.setattr("rlio.formats.files.hdf5_files._CACHE_BYTES", most)
-        options: Any = {"epochs": 1, "shuffle": False, "cache": "none", "columns": ["rewards"]}
+        options: Any = {"epochs": 1, "shuffle": False, "cache": "none", "columns": ["actions", "rewards"]}
         with D4RLReader(tmp_path / f"{name}.hdf5", **options) as reader:
             opened.clear()
             assert sum(map(len, reader)) == 40
@@ -529,3 +529,24 @@ def test_datasets_stay_open_while_what_they_cache_is_little(
     assert found["a", 0] <= 1
     assert found["b", 1 << 20] <= 1
     assert found["b", 1] >= 5
+
+
+def test_the_last_part_of_a_long_episode_is_read_right_beside_short_ones(tmp_path: Path) -> None:
+    """It was read with them as if it were the first part."""
+    lengths = [5000, 2, 3]
+    steps = np.arange(sum(lengths))
+    save(
+        tmp_path / "a.hdf5",
+        {
+            "observations": steps[:, None] + np.zeros((1, 2)),
+            "actions": np.zeros((len(steps), 1)),
+            "rewards": steps.astype(float),
+            "terminals": np.isin(steps + 1, np.cumsum(lengths)),
+            "timeouts": np.zeros(len(steps), np.bool_),
+        },
+    )
+    with D4RLReader(tmp_path / "a.hdf5", epochs=1, shuffle=False, cache="none") as reader:
+        found = concat_samples(list(reader))
+    np.testing.assert_array_equal(found["rewards"], steps)
+    np.testing.assert_array_equal(found["obs"][:, 0], steps)
+    np.testing.assert_array_equal(found["t"], np.concatenate([np.arange(n) for n in lengths]))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from further import further
+from kinds import WHOLE, episodes_of, made, with_final
 
 import rlio
 from rlio.errors import CorruptData, OptionError, StateError
@@ -27,7 +28,18 @@ from rlio.source.episodes import EpisodeFiles
 LENGTHS = [3, 1, 7, 5, 4, 6, 2, 9, 8, 5]
 ROWS = sum(LENGTHS)
 SUFFIXES = {"minari": "", "d3rlpy": ".h5", "npz": "", "rllib-json": "", "d4rl": ".hdf5", "parquet": ""}
-FORMATS = (*SUFFIXES, "mapped.csv")
+#: Kinds that rlio only reads, made by hand, and HDF5 whose groups are episodes.
+MADE = (*WHOLE, "groups")
+FORMATS = (*SUFFIXES, "mapped.csv", *MADE)
+#: Of the HDF5.
+GROUPS = rlio.Mapping(
+    {"obs": "obs", "actions": "actions", "rewards": "rewards"},
+    episode="data/demo_*",
+    terminated="end",
+    truncated="stop",
+    next_obs="derive",
+    final_row=True,
+)
 #: Of the CSV.
 MAPPING = rlio.Mapping(
     {"obs": ["x", "y"], "actions": "act", "rewards": "rew"},
@@ -100,6 +112,11 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     names = {"actions": "act", "rewards": "rew", "terminateds": "end", "truncateds": "stop", "eps_id": "trip"}
     own.rename(columns=names).to_csv(folder / "mapped.csv", index=False)
     found["mapped.csv"] = folder / "mapped.csv"
+    with rlio.read(folder / "rlio", epochs=1, batch_size=ROWS) as reader:
+        rows = reader.sample()
+    for name in WHOLE:
+        found[name] = made(name, rows, folder)
+    found["groups"] = groups(rows, folder / "groups.hdf5")
     for name in SUFFIXES:
         target = folder / f"{name}{SUFFIXES[name]}"
         rlio.convert(folder / "rlio", target, to=name)
@@ -107,8 +124,21 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+def groups(rows: rlio.SampleBatch, path: Path) -> Path:
+    """HDF5 with a group an episode."""
+    with h5py.File(path, "w") as file:
+        for number, episode in enumerate(episodes_of(rows)):
+            group = file.create_group(f"data/demo_{number}")
+            group["obs"], group["actions"] = with_final(episode), episode["actions"]
+            group["rewards"] = episode["rewards"]
+            group["end"], group["stop"] = episode["terminateds"], episode["truncateds"]
+    return path
+
+
 def meaning(root: Path) -> dict[str, Any]:
     """What its columns mean, where it is a table."""
+    if root.name == "groups.hdf5":
+        return {"mapping": GROUPS}
     return {"mapping": MAPPING} if root.suffix == ".csv" else {}
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import h5py
@@ -14,13 +16,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from foreign_files import GOLDEN_MINARI, UNREAD, d3rlpy_1, lerobot_3, minari_parquet
+from foreign_files import (
+    GOLDEN_MINARI,
+    UNREAD,
+    d3rlpy_1,
+    lerobot_2,
+    lerobot_3,
+    minari_arrow,
+    minari_hdf5,
+    minari_parquet,
+)
+from fsspec.implementations.memory import MemoryFileSystem
 
 import rlio
 from rlio.errors import DataNotFound, UnknownLayout
 from rlio.formats.files import step_columns
 from rlio.formats.files.step_columns import check_step_columns
-from rlio.formats.format import recognise
+from rlio.formats.format import BY_ENDING, recognise
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.readers.foreign_parquet import ForeignParquetReader
 from rlio.readers.json_reader import JsonReader
@@ -134,7 +146,6 @@ def test_nothing_is_recognised_where_nothing_of_the_kind_is(tmp_path: Path) -> N
         "metadata.json": "{",
         "state.json": "[" * 100_000,
         "a.json": '{"name": "x"}',
-        "b.hdf5": "no HDF5",
         "c.parquet": "PAR1",
         "dataset_info.json": "\x00",
     }.items():
@@ -144,6 +155,10 @@ def test_nothing_is_recognised_where_nothing_of_the_kind_is(tmp_path: Path) -> N
         assert recognise(tmp_path / place) is None, place
     for file in (tmp_path / "config").iterdir():
         assert recognise(file) is None, file
+    (tmp_path / "b.hdf5").write_text("no HDF5")
+    found = recognise(tmp_path / "b.hdf5")
+    assert found is not None
+    assert (found.format.name, found.confidence) == ("hdf5", BY_ENDING)  # Its name says it, and nothing else.
 
 
 def test_an_hdf5_link_that_leaves_the_file_is_not_followed(tmp_path: Path) -> None:
@@ -152,7 +167,9 @@ def test_an_hdf5_link_that_leaves_the_file_is_not_followed(tmp_path: Path) -> No
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["data"] = h5py.ExternalLink("secret.hdf5", "/")
         file["episode_0"] = h5py.ExternalLink("secret.hdf5", "/")
-    assert recognise(tmp_path / "a.hdf5") is None
+    found = recognise(tmp_path / "a.hdf5")
+    assert found is not None
+    assert (found.format.name, found.confidence) == ("hdf5", BY_ENDING)
 
 
 # ---- tables that are nobody's ----
@@ -282,3 +299,135 @@ def test_a_flat_folder_of_many_files_is_not_read_to_its_end_to_word_an_error(
     with pytest.raises(DataNotFound):
         rlio.open_dataset(tmp_path)
     assert len(names_seen) < 1500
+
+
+# ---- parts of data sets, and data sets by their names ----
+
+
+def lerobot(root: Path) -> None:
+    """LeRobot 3, written by rlio."""
+    steps = np.arange(6.0)[:, None]
+    with rlio.ParquetWriter(root / "own") as writer:
+        writer.write(
+            rlio.SampleBatch(
+                obs=steps, new_obs=steps + 1, actions=steps, rewards=np.ones(6), eps_id=np.zeros(6, np.int64)
+            )
+        )
+    rlio.convert(root / "own", root / "made", to="lerobot")
+    shutil.rmtree(root / "own")
+    for part in (root / "made").iterdir():
+        part.rename(root / part.name)
+    (root / "made").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (minari_hdf5, "data/main_data.hdf5"),
+        (minari_hdf5, "data/metadata.json"),
+        (minari_arrow, "data/metadata.json"),
+        (lerobot, "meta/info.json"),
+    ],
+)
+def test_a_file_that_holds_or_describes_the_whole_opens_it(
+    make: Callable[[Path], None], part: str, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    assert len(rlio.open_dataset(tmp_path / part)) == 6
+    with rlio.read(tmp_path / part, epochs=1) as reader:
+        assert sum(map(len, reader)) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (minari_arrow, "data/1/part-0.arrow"),
+        (minari_arrow, "data/1/metadata.json"),
+        (lerobot_3, "data/chunk-000/file-000.parquet"),
+        (lerobot_3, "meta/episodes/chunk-000/file-000.parquet"),
+        (lerobot_2, "videos/chunk-000/camera/episode_000000.mp4"),
+    ],
+)
+def test_a_part_of_a_data_set_is_refused_with_the_folder_of_the_whole(
+    make: Callable[[Path], None], part: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "set")
+    path = tmp_path / "set" / part
+    if not path.exists():
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"frames")
+    for opens in (rlio.open_dataset, rlio.read):
+        with pytest.raises(UnknownLayout) as caught:
+            opens(path)
+        assert f"pass its folder {tmp_path / 'set'}" in str(caught.value)
+
+
+def test_files_beside_those_of_others_are_no_parts(tmp_path: Path) -> None:
+    (tmp_path / "meta.json").write_text('{"mine": 1}')
+    (tmp_path / "state.json").write_text("{}")
+    row = {"obs": [0.0], "actions": 0, "rewards": 1.0, "terminateds": True}
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/run.jsonl").write_text(json.dumps(row))
+    with rlio.read(tmp_path / "logs/run.jsonl", epochs=1) as reader:
+        assert len(reader.sample()) == 1
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Hugging Face as fsspec shows it, in memory."""
+
+    class Hub(MemoryFileSystem):
+        protocol = "hf"
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return str(MemoryFileSystem._strip_protocol(path.removeprefix("hf://")))
+
+    monkeypatch.setitem(import_module("fsspec.registry")._registry, "hf", Hub)
+    return Hub()
+
+
+@pytest.mark.parametrize("make", [minari_hdf5, minari_arrow, lerobot])
+def test_data_sets_on_hugging_face_are_read_by_their_uris(
+    make: Callable[[Path], None], hub: Any, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    hub.put(f"{tmp_path}/", "/datasets/somebody/set/", recursive=True)
+    assert len(rlio.open_dataset("hf://datasets/somebody/set")) == 6
+    with rlio.read("hf://datasets/somebody/set", epochs=1) as reader:
+        assert sum(map(len, reader)) == 6
+
+
+def test_a_remote_data_set_of_minari_is_read_by_its_id(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "none"))
+    minari_hdf5(tmp_path / "set")
+    hub.put(f"{tmp_path}/set/", "/datasets/farama-minari/D4RL/pen/human-v2/", recursive=True)
+    assert len(rlio.open_dataset("D4RL/pen/human-v2")) == 6
+    with rlio.read("D4RL/pen/human-v2", epochs=1) as reader:
+        assert sum(map(len, reader)) == 6
+    with pytest.raises(DataNotFound, match="has no data set 'D4RL/pen/human-v3'"):
+        rlio.read("D4RL/pen/human-v3")
+    hub.mv("/datasets/farama-minari", "/datasets/mine", recursive=True)
+    monkeypatch.setenv("MINARI_REMOTE", "hf://mine")
+    assert len(rlio.open_dataset("D4RL/pen/human-v2")) == 6
+    hub.store.clear()
+    hub.pseudo_dirs[:] = [""]
+    # A path in a folder that exists is no id, however much it looks like one: nothing is asked for it.
+    (tmp_path / "D4RL").mkdir()
+    monkeypatch.setattr(type(hub), "info", None)
+    with pytest.raises(DataNotFound, match="nothing is there"):
+        rlio.read("D4RL/pen/human-v2")
+
+
+def test_an_id_of_minari_whose_store_cannot_be_reached_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_REMOTE", "nothing://somewhere")
+    with pytest.raises(DataNotFound, match="minari download D4RL/pen/human-v2"):
+        rlio.read("D4RL/pen/human-v2")

@@ -405,6 +405,77 @@ def test_demonstrations_of_another_length_or_without_observations_are_refused(tm
         read(tmp_path / "b.hdf5")
 
 
+def write_isaac(path: Path, *, is_flat: bool = False) -> dict[str, np.ndarray]:
+    """Twelve demonstrations as Isaac Lab's recorder writes them; the columns by path."""
+    columns: dict[str, list[np.ndarray]] = {}
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs.update(total=0, env_args=json.dumps({"env_name": "Isaac-Stack-Cube-v0", "type": 2}))
+        for demo in range(12):
+            group, steps = data.create_group(f"demo_{demo}"), 3 + demo % 2
+            group.attrs.update(num_samples=steps, seed=demo, success=True)
+            at = 100 * demo + np.arange(steps, dtype=np.float32)[:, None]
+            obs = (
+                {"obs": at}
+                if is_flat
+                else {"obs/eef_pos": at + 1, "obs/datagen_info/object_pose/cube": at + 2}
+            )
+            found = {
+                **obs,
+                "actions": at + 3,
+                "processed_actions": at + 4,
+                "states/articulation/robot/joint_position": at + 5,
+            }
+            for name, values in found.items():
+                group.create_dataset(name, data=values, compression="gzip")
+                columns.setdefault(name, []).append(values)
+            group["initial_state/articulation/robot/joint_position"] = at[:1]
+    return {name: np.concatenate(values) for name, values in columns.items()}
+
+
+@pytest.mark.parametrize("is_flat", [False, *further(True)])
+def test_groups_in_groups_of_isaac_lab_are_parts_of_columns(is_flat: bool, tmp_path: Path) -> None:
+    columns = write_isaac(tmp_path / "a.hdf5", is_flat=is_flat)
+    rows = read(tmp_path / "a.hdf5")
+    for name, values in columns.items():
+        found: Any = rows
+        for key in name.split("/"):
+            found = found[key]
+        np.testing.assert_array_equal(found, values, err_msg=name)
+    assert len(set(rows["eps_id"].tolist())) == 12
+    last = np.append(np.diff(rows["eps_id"]) > 0, True)
+    np.testing.assert_array_equal(rows["new_obs_valid"], ~last)
+    after = rows["new_obs"] if is_flat else rows["new_obs"]["datagen_info"]["object_pose"]["cube"]
+    np.testing.assert_array_equal(after[:2, 0], [1.0, 2.0] if is_flat else [3.0, 4.0])
+    assert not rows["terminateds"].any()
+    report = rlio.convert(tmp_path / "a.hdf5", tmp_path / "b", prove=True)
+    assert report.proved
+    text = str(report.findings)
+    assert "initial_state" in text
+    assert "success (an attribute)" in text
+    with rlio.ReplayStore.open(tmp_path / "a.hdf5") as store:
+        assert len(store) == len(last)
+
+
+def test_groups_of_isaac_lab_in_a_circle_are_refused(tmp_path: Path) -> None:
+    write_isaac(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["data/demo_3/obs/again"] = file["data/demo_3"]
+    with pytest.raises(UnsafeData, match="levels"):
+        read(tmp_path / "a.hdf5")
+
+
+def test_actions_of_isaac_lab_may_be_a_group(tmp_path: Path) -> None:
+    write_isaac(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        for demo in file["data"].values():
+            values = demo["actions"][:]
+            del demo["actions"]
+            demo["actions/pose"], demo["actions/joints"] = values, values + 1
+    rows = read(tmp_path / "a.hdf5")
+    np.testing.assert_array_equal(rows["actions"]["joints"], rows["actions"]["pose"] + 1)
+
+
 # ---- NPZ ----
 
 

@@ -140,12 +140,12 @@ def test_a_part_of_a_long_episode_decodes_its_own_pictures_and_reads_each_piece_
 
         return call
 
-    decode, decode_arrow = minari_source.decode_images, ArrowTable.decode
-    monkeypatch.setattr(minari_source, "decode_images", counted(decode, decoded, lambda rows, *_: len(rows)))
+    decode, decode_arrow = minari_source.encoded_column, ArrowTable.decode
+    monkeypatch.setattr(minari_source, "encoded_column", counted(decode, decoded, lambda rows, *_: len(rows)))
     monkeypatch.setattr(
         ArrowTable, "decode", counted(decode_arrow, batches, lambda _, file, piece, *__: piece)
     )
-    monkeypatch.setattr(parquet_files, "_Scan", counted(parquet_files._Scan, scans, lambda key, _: key[1]))
+    monkeypatch.setattr(parquet_files, "_Scan", counted(parquet_files._Scan, scans, lambda key, *_: key[1]))
     monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 4)
     found = all_rows(tmp_path / "a", shuffle=False, cache="none")
     assert found.equals(expected)

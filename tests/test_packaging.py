@@ -30,7 +30,7 @@ PLUGIN_FOLDERS = ("readers", "schemas", "writers")
 EXTRAS = (
     "atari", "azure", "d3rlpy", "dev", "gcs", "hdf5", "hf", "images", "minari", "msgpack", "mujoco", "pandas",
     "pettingzoo", "plot", "polars", "ray", "rlds", "rllib", "s3", "sb3", "sftp", "tensorboard", "torchrl",
-    "video",
+    "video", "zarr",
 )  # fmt: skip
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv*", "__pycache__", "*.egg-info", "build", "dist", ".*_cache", ".hypothesis", "runs", "out"
@@ -211,6 +211,7 @@ HEAVY = ("torch", "ray", "h5py", "pyarrow", "gymnasium", "matplotlib", "pandas",
 # A data set is read and written without a learner, a simulator or a plot.
 HEAVY_FOR_DATA = (
     "torch", "ray", "h5py", "pyarrow.dataset", "matplotlib", "pandas", "polars", "s3fs", "gcsfs", "adlfs",
+    "zarr",
 )  # fmt: skip
 
 

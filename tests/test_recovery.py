@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -55,6 +56,23 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
     _abandon(lambda: WRITERS[request.param](root, writer_id="w"), act)
     return root
+
+
+def test_recovery_shows_how_many_bytes_of_all_logs_are_done(log: Path, tmp_path: Path) -> None:
+    """There was no progress of a recovery, which may take minutes."""
+    shutil.copytree(log, tmp_path / "a")
+    parts: list[tuple[str, int]] = []
+    done: list[int] = []
+
+    @contextlib.contextmanager
+    def shown(name: str, total: int) -> Iterator[Callable[[int], object]]:
+        parts.append((name, total))
+        yield done.append
+
+    assert recover(tmp_path / "a", all_hosts=True, progress=shown).rows == 45
+    ((name, total),) = parts
+    assert (name, sum(done)) == ("recover", total)
+    assert sum(map(bool, done)) > 10  # By frame.
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])

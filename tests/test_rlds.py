@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlio
+from rlio.batch.pictures import encode_png
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -32,7 +33,6 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats import rlds
-from rlio.formats.files.images import encode_png
 from rlio.formats.files.tf_records import Example, RecordFile
 from rlio.formats.format import recognise
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -146,8 +146,9 @@ def test_a_data_set_is_found_above_and_at_its_root_and_converted(tmp_path: Path)
         assert (found.format.name, found.format.is_read) == ("rlds", True)
         assert len(all_rows(place)) == 12
     assert len(rlio.open_dataset(COUNTS)) == 12
-    with pytest.raises(DataNotFound, match=r"features\.json"):
-        rlio.read(next(PARTS.glob("*.tfrecord*")), epochs=1)
+    with pytest.raises(UnknownLayout, match=r"found a part of a data set of RLDS.*pass its folder"):
+        rlio.read(next(COUNTS.glob("*.tfrecord*")), epochs=1)
+    assert len(all_rows(next(PARTS.glob("*.tfrecord*")))) == len(all_rows(PARTS))  # The only file.
     report = rlio.convert(COUNTS, tmp_path / "a", prove=True)
     assert (report.episodes, report.rows, report.proved) == (5, 12, True)
     assert [finding.kind for finding in report.findings] == ["note"]
@@ -297,7 +298,7 @@ def test_a_part_of_a_long_episode_reads_and_decodes_its_own_steps_alone(
     features["noise"] = {"tensor": {"dtype": "float32", "encoding": "none", "shape": {"dimensions": [100]}}}
     root = write(tmp_path, example(an_episode(steps, observation=pictures, noise=noise)), features=features)
     expected = all_rows(root)
-    real, real_read = rlds.decode_images, RecordFile._read
+    real, real_read = rlds.encoded_column, RecordFile._read
 
     def counted(pictures: Any, *args: Any, **options: Any) -> Any:
         decoded.append(len(pictures))
@@ -307,7 +308,7 @@ def test_a_part_of_a_long_episode_reads_and_decodes_its_own_steps_alone(
         read.append(size)
         return real_read(self, start, size)
 
-    monkeypatch.setattr(rlds, "decode_images", counted)
+    monkeypatch.setattr(rlds, "encoded_column", counted)
     monkeypatch.setattr(RecordFile, "_read", counted_read)
     monkeypatch.setattr("rlio.formats.files.tf_records._BLOCK", 512)
     # The size of the pictures is not described: that of the first one is measured.

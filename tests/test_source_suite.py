@@ -115,6 +115,27 @@ class TestFrameStacks(OfOwnData):
         return None
 
 
+def picture_rows() -> SampleBatch:
+    rows = rows_of()
+    frames = np.arange(len(rows) + 1, dtype=np.uint8)[:, None, None].repeat(9, 1).repeat(8, 2)
+    rows["obs"], rows["new_obs"] = frames[:-1], frames[1:].copy()
+    return rows
+
+
+class TestPictures(OfOwnData):
+    """Pictures that are stored as files, of which some rows were trimmed."""
+
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "own"
+        with rlio.ParquetWriter(self.root, roll=rlio.Roll(max_rows=8), pictures={"obs": "png"}) as writer:
+            writer.write(picture_rows())
+        trim(self.root, keep_rows=13)
+
+    def expected_rows(self) -> Batch | None:
+        return picture_rows()[-len(rlio.open_dataset(self.root)) :]
+
+
 class TestSeveralAgents(OfOwnData):
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:

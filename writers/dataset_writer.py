@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rlio.batch import Batch
-from rlio.errors import LedgerError, PublishError, RlioError, SchemaError
+from rlio.batch.pictures import pillow
+from rlio.errors import LedgerError, OptionError, PublishError, RlioError, SchemaError, excerpt
 from rlio.log.new_writer import open_publisher
 from rlio.log.publisher import Publisher
 from rlio.log.spool import SpoolLike, parse_spool
@@ -24,7 +25,28 @@ from rlio.writers.encoder import Encoder
 from rlio.writers.ended_episodes import EndedEpisodes
 from rlio.writers.recovery import WriterLog, recover_before_writing, recover_interrupted
 
-__all__ = ["DatasetWriter"]
+__all__ = ["DatasetWriter", "checked_pictures"]
+
+
+def checked_pictures(pictures: Mapping[str, Literal["png"]] | None) -> dict[str, Literal["png"]]:
+    """Return the option ``pictures`` of a writer.
+
+    Raises:
+        OptionError: It is not a mapping of names to ``"png"``.
+        MissingExtra: Pillow is not installed.
+    """
+    if pictures is None:
+        return {}
+    if not isinstance(pictures, Mapping) or not all(
+        isinstance(name, str) and codec == "png" for name, codec in pictures.items()
+    ):
+        raise OptionError(
+            f"pictures={excerpt(pictures)}: expected names of columns with 'png', such as "
+            "{'obs/camera': 'png'}; frames are not encoded with loss"
+        )
+    if pictures:
+        pillow()
+    return dict(pictures)
 
 
 class DatasetWriter(OutputWriter):
@@ -33,7 +55,8 @@ class DatasetWriter(OutputWriter):
     Args:
         root: Folder of the data set: a path or any fsspec URL.
         encoder: Makes the encoder for a publisher, which takes its shards.
-        spool, sync, writer_id, worker_index, spaces, provenance, storage_options: See `rlio.ParquetWriter`.
+        spool, sync, writer_id, worker_index, spaces, pictures, provenance, storage_options: See
+            `rlio.ParquetWriter`.
 
     Raises:
         OptionError: An option is illegal, or ``writer_id`` has rows already.
@@ -51,10 +74,12 @@ class DatasetWriter(OutputWriter):
         writer_id: str | None,
         worker_index: int,
         spaces: Mapping[str, tuple[Any, Any]] | None,
+        pictures: Mapping[str, Literal["png"]] | None,
         provenance: Provenance,
         storage_options: dict[str, object] | None,
     ) -> None:
         self._stored = provenance.stored
+        self._pictures = checked_pictures(pictures)
         self._spaces = provenance.spaces_to_json(spaces)
         kept = parse_spool(spool, sync)
         if writer_id is not None:  # An earlier process may have left a log of this writer.
@@ -128,7 +153,9 @@ class DatasetWriter(OutputWriter):
             )
         encoder.check()
         self._make_room()
-        schema = encoder.schema_after(batch, spaces=self._spaces, stored=self._stored)
+        schema = encoder.schema_after(
+            batch, spaces=self._spaces, stored=self._stored, pictures=self._pictures
+        )
         if not schema.policies:
             return
         # Finds every error in the batch before anything changes.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from rlio.batch import Batch, MultiAgentBatch
+from rlio.batch.encoded_picture import Codec
 from rlio.errors import SchemaConflict
 from rlio.log.publisher import Publisher
 from rlio.log.wal import Buffer, Frame
@@ -111,7 +112,12 @@ class Encoder(ABC, Generic[Part]):
         self._jobs.check()
 
     def schema_after(
-        self, batch: Batch, *, spaces: Mapping[str, Mapping[str, Any]] | None, stored: Mapping[str, str]
+        self,
+        batch: Batch,
+        *,
+        spaces: Mapping[str, Mapping[str, Any]] | None,
+        stored: Mapping[str, str],
+        pictures: Mapping[str, Codec] | None = None,
     ) -> Schema:
         """The schema after ``batch``: made from the first batch, extended by new policies of later ones.
 
@@ -120,13 +126,13 @@ class Encoder(ABC, Generic[Part]):
             SchemaConflict: The batch is of another kind than those before.
         """
         if self.schema is None:
-            return Schema.of(batch, spaces=spaces, stored=stored)
+            return Schema.of(batch, spaces=spaces, stored=stored, pictures=pictures)
         if self.schema.multi_agent != isinstance(batch, MultiAgentBatch):
             raise SchemaConflict(
                 f"found a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
                 "as_multi_agent(), or open another writer"
             )
-        return self.schema.extended(batch, spaces=spaces)
+        return self.schema.extended(batch, spaces=spaces, pictures=pictures)
 
     def use(self, schema: Schema) -> None:
         """Continue with another schema; a shard has only one."""

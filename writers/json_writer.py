@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rlio.errors import OptionError, excerpt
 from rlio.log.spool import SpoolLike
@@ -59,6 +59,10 @@ class JsonWriter(DatasetWriter):
         writer_id: A fixed id, for jobs and tests; it must have no rows yet. None draws one.
         worker_index: Part of a drawn id.
         spaces: Policy id -> (observation space, action space), stored with the schema.
+        pictures: Name of a column (``"obs/camera"``) -> ``"png"``: its frames, uint8 of shape (height, width)
+            or (height, width, 1, 3 or 4), are stored as PNG, without loss, and decoded when they are read;
+            ``new_obs`` is stored as ``obs``. Needs Pillow (extra ``images``). docs/design/pictures.md has the
+            cost.
         provenance: The origin of the data, stored in every shard.
         storage_options: For fsspec.
 
@@ -67,6 +71,7 @@ class JsonWriter(DatasetWriter):
 
     Raises:
         OptionError: An option is illegal, or ``writer_id`` has rows already.
+        MissingExtra: ``pictures`` needs Pillow, which is not installed.
         UnknownName: No filesystem has the URL's scheme.
         PublishError: Rows cannot be stored, or logged, there.
     """
@@ -84,6 +89,7 @@ class JsonWriter(DatasetWriter):
         writer_id: str | None = None,
         worker_index: int = 0,
         spaces: Mapping[str, tuple[Any, Any]] | None = None,
+        pictures: Mapping[str, Literal["png"]] | None = None,
         provenance: Provenance | None = None,
         storage_options: dict[str, object] | None = None,
     ) -> None:
@@ -103,6 +109,7 @@ class JsonWriter(DatasetWriter):
             writer_id=writer_id,
             worker_index=worker_index,
             spaces=spaces,
+            pictures=pictures,
             provenance=about,
             storage_options=storage_options,
         )

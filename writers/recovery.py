@@ -53,6 +53,7 @@ from rlio.opening import require_header
 from rlio.schemas.schema import Schema
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
+from rlio.support.progress import Progress, silent
 from rlio.writers.encoder import Encoder
 from rlio.writers.json_encoder import JsonEncoder
 from rlio.writers.parquet_encoder import ParquetEncoder
@@ -161,6 +162,7 @@ def recover(
     conflicting: bool = False,
     must_exist: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
 ) -> RecoveryReport:
     """Publish the rows that dead writers left in their logs. Safe at any time, in any number of processes.
 
@@ -173,6 +175,7 @@ def recover(
             them with ``columns=``, without that column. Without this option, such a log fails and stays.
         must_exist: Raise if the root has neither a data set nor a log, because it may be mistyped.
         storage_options: Options for fsspec. Logs are kept apart by server: pass the options of the writers.
+        progress: Shows how many bytes of logs are done; see `rlio.support.progress`.
 
     Returns:
         One entry per log. Failures are in the report and logged; these logs stay for another attempt.
@@ -188,7 +191,15 @@ def recover(
     if where is not None:
         sweep(where)
     logs = [] if where is None else find_logs(where)
-    found = [_try_log(storage, log, all_hosts=all_hosts, conflicting=conflicting) for log in logs]
+    sizes = [log.bytes() for log in logs]
+    found = []
+    with progress("recover", sum(sizes)) as advance:
+        for log, size in zip(logs, sizes, strict=True):
+            part = _Part(advance, size)
+            found.append(
+                _try_log(storage, log, all_hosts=all_hosts, conflicting=conflicting, advance=part.advance)
+            )
+            part.advance(size)  # What is left: a log that stays is not read.
     report = RecoveryReport(
         root=storage.uri,
         spool=where,
@@ -201,6 +212,19 @@ def recover(
             if not _has_shards(storage):
                 raise
     return report
+
+
+class _Part:
+    """A part of a progress, which is not exceeded."""
+
+    def __init__(self, advance: Callable[[int], object], total: int) -> None:
+        self._advance, self._left = advance, total
+
+    def advance(self, done: int) -> None:
+        """Count what is done."""
+        done = min(done, self._left)
+        self._left -= done
+        self._advance(done)
 
 
 def _has_shards(storage: Storage) -> bool:
@@ -298,7 +322,12 @@ def recover_interrupted(publisher: Publisher, *, timeout: float | None) -> None:
 
 
 def _try_log(
-    storage: Storage, log: LogFolder, *, all_hosts: bool = False, conflicting: bool = False
+    storage: Storage,
+    log: LogFolder,
+    *,
+    all_hosts: bool = False,
+    conflicting: bool = False,
+    advance: Callable[[int], object] = lambda done: None,
 ) -> RecoveredLog | None:
     """Recover one log. Catches its errors, because one log must not block the others.
 
@@ -312,7 +341,7 @@ def _try_log(
     if state is not None:
         return _left(storage, log, state)
     try:
-        return _Recovery(storage, log, conflicting=conflicting).run()
+        return _Recovery(storage, log, conflicting=conflicting, advance=advance).run()
     except (RlioError, OSError) as error:
         hint = "; `rlio recover --conflicting` stores its rows anyway"
         reason = f"{error}{hint if isinstance(error, SchemaConflict) else ''}"
@@ -361,8 +390,11 @@ def _coverage(listing: Listing, writer: str) -> list[range]:
 class _Recovery:
     """The recovery of one claimed log."""
 
-    def __init__(self, storage: Storage, folder: LogFolder, *, conflicting: bool) -> None:
+    def __init__(
+        self, storage: Storage, folder: LogFolder, *, conflicting: bool, advance: Callable[[int], object]
+    ) -> None:
         self._storage = storage
+        self._advance = advance
         self._conflicting = conflicting
         self._folder = folder
         self._writer = check_writer_id(folder.writer)
@@ -410,6 +442,7 @@ class _Recovery:
                 self._lost += name.rows
                 continue
             put_shard(self._storage, self._writer, name, memoryview(data))
+            self._advance(len(data))
             self._published.append(range(name.first, name.end))
 
     def _publish_frames(self, stored: int) -> int:
@@ -450,6 +483,7 @@ class _Recovery:
             if not index:
                 encoder.resume(_shard_rows(segment), self._passed)
             encoder.append(encoder.from_frame(frame))
+            self._advance(len(frame.payload))
             end = frame.first + frame.rows
             # A log may be larger than memory. If the store does not take the shards, flush() raises here.
             if publisher.waiting_bytes >= _MOST_WAITING:

@@ -479,8 +479,15 @@ def _observations(batch: SampleBatch) -> Column:
     if Columns.NEXT_OBS_VALID in batch:
         valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
     # If a new_obs is missing before the last row, the next row's obs takes its place.
-    known = np.flatnonzero(valid[:-1])
-    if not equal_columns(take_column(new_obs, known), take_column(obs, known + 1)):
+    if valid[:-1].all():  # Nearly always, and without copies.
+        here, there = (
+            map_structure(lambda leaf, rows=rows: leaf[rows], column)
+            for column, rows in ((new_obs, slice(steps - 1)), (obs, slice(1, None)))
+        )
+    else:
+        known = np.flatnonzero(valid[:-1])
+        here, there = take_column(new_obs, known), take_column(obs, known + 1)
+    if not equal_columns(here, there):
         raise SchemaError(
             "a new_obs is not the obs of the next row, but an episode has one observation between two "
             "actions: keep these rows as a SampleBatch",

@@ -90,8 +90,12 @@ def _named(columns: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield (f"{name}/{path_text(path)}" if path else name), leaf
 
 
-def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
+def encode_png(pictures: Iterable[NDArray[Any]], *, level: int = 6) -> list[bytes]:
     """Each picture, uint8 of shape (height, width) or (height, width, 1, 3 or 4), as the bytes of a PNG file.
+
+    Args:
+        pictures: The pictures.
+        level: Of zlib: 1 (fast) to 9 (small).
 
     Raises:
         MissingExtra: Pillow is not installed.
@@ -103,7 +107,8 @@ def encode_png(pictures: Iterable[NDArray[Any]]) -> list[bytes]:
         if picture.dtype != np.uint8 or picture.ndim < 2 or picture.shape[2:] not in _PNG_CHANNELS:
             raise SchemaError(f"{picture.dtype} of shape {picture.shape} is not a picture")
         stream = io.BytesIO()
-        image.fromarray(picture[..., 0] if picture.shape[2:] == (1,) else picture).save(stream, format="PNG")
+        plain = picture[..., 0] if picture.shape[2:] == (1,) else picture
+        image.fromarray(plain).save(stream, format="PNG", compress_level=level)
         files.append(stream.getvalue())
     return files
 

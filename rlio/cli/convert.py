@@ -93,11 +93,11 @@ class _Bar:
         self._opened, self._rows = opened, 0
         self._advance: Callable[[int], Any] | None = None
 
-    def begin(self, total: int | None) -> None:
+    def begin(self, name: str, total: int | None) -> None:
         """Begin a part of the work."""
         self._opened.close()
         self._rows = 0
-        self._advance = self._opened.enter_context(progress_bar("convert", total, unit=" rows"))
+        self._advance = self._opened.enter_context(progress_bar(name, total, unit=" rows"))
 
     def __call__(self, rows: int, episodes: int) -> None:
         assert self._advance is not None

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlio.maintenance.progress import Progress
     from rlio.policies.dqn import DQN
+    from rlio.support.progress import Progress
 
 __all__ = ["DemoOptions", "DemoReport", "Row", "demo", "run_demo"]
 
@@ -123,9 +123,9 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> DemoR
         OptionError: An option is illegal.
     """
     from rlio.catalog.commit import put_header
-    from rlio.maintenance.progress import silent
     from rlio.policies.random_policy import RandomPolicy
     from rlio.storage.filesystem import Storage
+    from rlio.support.progress import silent
 
     progress = progress or silent
     why_no_plot = missing_plots()

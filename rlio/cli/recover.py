@@ -9,6 +9,7 @@ import typer
 from rlio.cli.exit_codes import OK, WRONG
 from rlio.cli.failures import print_json
 from rlio.cli.options import Json, Spool, StorageOptions, Uri, parse_storage_options
+from rlio.cli.tables import progress_of
 
 if TYPE_CHECKING:
     from rlio.writers.recovery import RecoveredLog, RecoveryReport
@@ -58,6 +59,7 @@ def recover(
         all_hosts=all_hosts,
         conflicting=conflicting,
         must_exist=True,
+        progress=progress_of(as_json=as_json, unit="B"),
         storage_options=parse_storage_options(storage_options),
     )
     if as_json:

@@ -16,7 +16,7 @@ from rlio.errors import MissingExtra, OptionError, excerpt
 from rlio.support.extras import needs
 
 if TYPE_CHECKING:
-    from rlio.maintenance.progress import Progress
+    from rlio.support.progress import Progress
 
 __all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar", "progress_of"]
 
@@ -78,7 +78,7 @@ def progress_of(*, as_json: bool, unit: str = "it") -> Progress:
         as_json: Whether ``--json`` was given.
         unit: What is counted.
     """
-    from rlio.maintenance.progress import silent
+    from rlio.support.progress import silent
 
     return silent if as_json else partial(progress_bar, unit=unit)
 

@@ -24,6 +24,9 @@ from typing import Any, Literal
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import is_encoded
+from rlio.batch.nested import leaves
+from rlio.batch.picture_codecs import decode_batch
 from rlio.catalog.commit import read_header
 from rlio.catalog.listing import list_shards
 from rlio.catalog.markers import seal
@@ -51,6 +54,7 @@ from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
 from rlio.support.options import check_choice, option_names, refuse_unknown
 from rlio.support.spaces import Spaces
+from rlio.writers.dataset_writer import checked_pictures
 from rlio.writers.ended_episodes import EpisodeComesAgain
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.roll import Roll
@@ -114,7 +118,8 @@ def convert(
         storage_options: For the filesystem of ``src``.
         into_storage_options: For the filesystem of ``dst``.
         progress: Called after each episode with the rows and the episodes that were read. If it has a method
-            ``begin``, that is called first with all rows that will be read; None: not known.
+            ``begin``, that is called before each pass with its name, "convert" or "prove", and all rows that
+            will be read; None: not known.
 
     Returns:
         A report of what was read, written and found. A data set of rlio also stores it in the provenance of
@@ -136,6 +141,7 @@ def convert(
         src,
         policy=policy,
         keeps_batches=format is None,
+        keeps_pictures=True,
         read_options=_with_options(read_options, mapping=mapping, spaces=spaces),
         storage_options=storage_options,
     ) as source:
@@ -161,7 +167,7 @@ def convert(
                 target = opens(declares_final=True)
                 report, handed = _copy(source, target, format, progress, prove=prove)
             if handed is not None:
-                _prove(source, dst, format, into_storage_options, target.decisions, handed)
+                _prove(source, dst, format, into_storage_options, target.decisions, handed, progress)
                 report = replace(report, proved=True)
     return report
 
@@ -193,7 +199,7 @@ def _copy(
     handed: list[Digests] = []
     all_rows = RowDigests()
     if begin := getattr(progress, "begin", None):
-        begin(source.rows)
+        begin("convert", source.rows)
     try:
         target.begin(inspector)
         for number, (part, rows) in enumerate(source):
@@ -241,6 +247,7 @@ def _prove(
     storage_options: Mapping[str, Any] | None,
     decisions: Decisions | None,
     handed: list[Digests] | RowDigests,
+    progress: Progress | None,
 ) -> None:
     """Read both sides again; see `rlio.conversion.proof`."""
 
@@ -248,21 +255,25 @@ def _prove(
         return open_episodes(
             dst,
             keeps_batches=format is None,
+            keeps_pictures=True,
             layout="whole" if format is not None or source.layout == "whole" else "runs",
             read_options=None if columns is None else {"columns": columns},
             storage_options=storage_options,
         )
 
+    if begin := getattr(progress, "begin", None):
+        sides = 2 if isinstance(handed, RowDigests) else 1
+        begin("prove", None if source.rows is None else sides * source.rows)
     with ExitStack() as stack:
         written = stack.enter_context(opened())
         if isinstance(handed, RowDigests):
-            prove_joint(source, written, handed)
+            prove_joint(source, written, handed, progress)
             return
         # Some columns are read only if they are named.
         named = {name for digests in handed[:1] for name in digests} if decisions is not None else set()
         if decisions is not None and (more := named & decisions.holds.named - written.columns):
             written = stack.enter_context(opened([*written.columns, *more]))
-        prove_episodes(source, written, handed, decisions)
+        prove_episodes(source, written, handed, decisions, progress)
 
 
 def _format(name: str | None) -> Format | None:
@@ -303,9 +314,9 @@ def _open_target(
     declares_final: bool | None = None,
 ) -> _DatasetTarget | _SinkTarget:
     if format is None:
-        refuse_unknown(options, (), of="a data set of rlio")
+        refuse_unknown(options, ("pictures",), of="a data set of rlio")
         return _DatasetTarget(
-            Storage.open(dst, storage_options=storage_options), source, dst, storage_options
+            Storage.open(dst, storage_options=storage_options), source, dst, storage_options, **options
         )
     assert format.writer is not None
     sink = load(format.writer)
@@ -346,6 +357,17 @@ def _check_empty(storage: Storage) -> None:
         raise OptionError("found other files, expected an empty folder: name another", uri=storage.uri)
 
 
+def _codecs(batch: Batch) -> dict[tuple[Any, ...], str]:
+    """How the encoded pictures of each column are encoded."""
+    return {
+        (policy, name, *path): leaf[0].codec
+        for policy, rows in batch.policies().items()
+        for name, column in rows.items()
+        for path, leaf in leaves(column)
+        if is_encoded(leaf)
+    }
+
+
 class _DatasetTarget:
     """A data set of rlio.
 
@@ -357,8 +379,18 @@ class _DatasetTarget:
     decisions: Decisions | None = None
 
     def __init__(
-        self, storage: Storage, source: Episodes, root: StrPath, storage_options: Mapping[str, Any] | None
+        self,
+        storage: Storage,
+        source: Episodes,
+        root: StrPath,
+        storage_options: Mapping[str, Any] | None,
+        *,
+        pictures: Literal["keep", "frames"] | Mapping[str, Literal["png"]] = "keep",
     ) -> None:
+        if isinstance(pictures, str):
+            check_choice("options={'pictures': ...}", pictures, ("keep", "frames"))
+        self._as_frames = pictures == "frames"
+        self._pictures = None if isinstance(pictures, str) else checked_pictures(pictures)
         self.uri = storage.uri
         self.written = 0
         self._root, self._options = root, dict(storage_options) if storage_options is not None else None
@@ -369,6 +401,7 @@ class _DatasetTarget:
         self._passed = 0
         self._writer: ParquetWriter | None = None
         self._open_for = (0, 0)
+        self._codecs: dict[tuple[Any, ...], str] = {}
         self._pending: list[Batch] = []
         self._pending_part = 0
         self._bytes = 0
@@ -407,6 +440,8 @@ class _DatasetTarget:
 
     def write(self, part: int, rows: Batch, inspector: Inspector, number: int) -> DigestsOf | None:
         """Add rows; gives what makes their digests."""
+        if self._as_frames:
+            rows = decode_batch(rows)
         self._add(part, rows)
         return partial(digests_of_rows, rows) if isinstance(rows, SampleBatch) else None
 
@@ -435,6 +470,9 @@ class _DatasetTarget:
         if self._open_for != (self._pending_part, room) or report is not None:
             self._close_writer()
         for batch in self._pending:
+            if (codecs := _codecs(batch)) != self._codecs:  # One writer has one codec a column.
+                self._close_writer()
+                self._codecs = codecs
             try:
                 self._open(room, report).write(batch)
             except EpisodeComesAgain:  # Two episodes of the source have one id.
@@ -472,6 +510,7 @@ class _DatasetTarget:
             roll=Roll(max_bytes=room, max_seconds=None),
             spool=None,
             spaces=part.spaces or None,
+            pictures=self._pictures,
             provenance=provenance,
             storage_options=self._options,
         )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
@@ -32,6 +33,7 @@ from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.resolve import read
 from rlio.schemas.folded import unfold
+from rlio.schemas.schema import Schema
 from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source
 from rlio.storage.filesystem import Storage
@@ -183,6 +185,8 @@ class Episodes:
         self.rows: int | None = None
         self.left_out: dict[str, None] = {}
         self.columns: frozenset[str] = frozenset()
+        # The first rows, and those after them, which the first iteration goes on with.
+        self._begun: tuple[tuple[int, Batch], Iterator[tuple[int, Batch]]] | None = None
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """(index of the part, rows), in order."""
@@ -203,7 +207,19 @@ class Episodes:
         return self._batches()
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
-        return self._cut(self._batches())
+        if self._begun is None:
+            return self._cut(self._batches())
+        (first, others), self._begun = self._begun, None
+        return self._cut(chain([first], others))
+
+    def first(self) -> Batch | None:
+        """The first rows, before an iteration; None: there are none."""
+        batches = self._batches()
+        first = next(batches, None)
+        if first is None:
+            return None
+        self._begun = first, batches
+        return first[1]
 
     def decoded(self) -> Iterator[tuple[int, Batch]]:
         """As an iteration, for a proof: by the groups of the `Source`, if no option chooses rows."""
@@ -215,6 +231,11 @@ class Episodes:
 
     def close(self) -> None:
         """Close the files."""
+        if self._begun is not None:
+            close = getattr(self._begun[1], "close", None)
+            self._begun = None
+            if close is not None:
+                close()
 
     def __enter__(self) -> Self:
         return self
@@ -275,6 +296,8 @@ class StoredEpisodes(Episodes):
         layout: Layout,
         options: Mapping[str, Any],
         spaces: Spaces | None = None,
+        *,
+        keeps_pictures: bool = False,
     ) -> None:
         self.dataset: DatasetSnapshot = dataset
         self.policy: str | None = policy
@@ -293,6 +316,9 @@ class StoredEpisodes(Episodes):
             known = {name for names in dataset.columns.values() for name in names}
             if {*EPISODE_COLUMNS} & {*(rows.columns or ())} - known:
                 self.needs_store = True
+        self._keeps_pictures = (
+            keeps_pictures and not self.needs_store and _may_keep(self.options, dataset.schemas.values())
+        )
         self.writers: list[str] = list(dataset.snapshot())
         self._snapshots = [{writer: rows} for writer, rows in dataset.snapshot().items()]
         parts = []
@@ -331,26 +357,42 @@ class StoredEpisodes(Episodes):
             yield from self._batches_of(number)
 
     def _batches_of(self, number: int) -> Iterator[tuple[int, Batch]]:
-        part = self.dataset.part(self._snapshots[number])
+        part = self._part(self._snapshots[number])
         # Only what needs a store takes its room.
         cache: Literal["auto", "none"] = "auto" if self.needs_store else "none"
         with DatasetReader(part, epochs=1, cache=cache, **self.options) as reader:
             yield from ((number, rows) for batch in reader for rows in _of(batch, self.policy))
             self._note_skipped(reader, "rows")
 
+    def _part(self, at: Mapping[str, Any]) -> DatasetSnapshot:
+        part = self.dataset.part(at)
+        part.keeps_pictures = self._keeps_pictures
+        return part
+
     def _decoded(self) -> Iterator[tuple[int, Batch]]:
         if self.options:
             yield from self._batches()
             return
         for number, at in enumerate(self._snapshots):
-            for batch in _groups_of(self.dataset.part(at)):
+            for batch in _groups_of(self._part(at)):
                 yield from ((number, rows) for rows in _of(batch, self.policy))
 
 
 class _ReadEpisodes(Episodes):
     """Of a reader of another library's files, which begins again for each iteration."""
 
-    def __init__(self, src: Any, reader: Any, options: Mapping[str, Any], policy: str | None) -> None:
+    def __init__(
+        self,
+        src: Any,
+        reader: Any,
+        options: Mapping[str, Any],
+        policy: str | None,
+        *,
+        keeps_pictures: bool,
+    ) -> None:
+        stored: Source | None = getattr(reader, "stored_source", None)
+        if stored is not None and keeps_pictures:
+            stored.keeps_pictures = _may_keep(options, stored.schemas.values())
         self._reader, self._options, self._policy = reader, options, policy
         self._start = reader.state_dict()
         source = getattr(reader, "source", None)
@@ -394,7 +436,26 @@ class _ReadEpisodes(Episodes):
 
     def close(self) -> None:
         """Close the files."""
+        super().close()
         self._reader.close()
+
+
+def _may_keep(options: Mapping[str, Any], schemas: Iterable[Schema]) -> bool:
+    """Whether no option of the reader needs the values of pictures, or a store, which holds values."""
+    if {"derive", "normalise"} & options.keys() or "fill" in (options.get("missing"), options.get("columns")):
+        return False
+    if options.get("filter") is None:
+        return True
+    chosen = RowFilter.of_option(options["filter"])
+    if chosen.quantiles or {*EPISODE_COLUMNS} & {*(chosen.columns or ())}:
+        return False
+    return not any(
+        chosen.columns is None or leaf.column in chosen.columns
+        for schema in schemas
+        for policy in schema.policies.values()
+        for leaf in policy.leaves
+        if leaf.spec.kind == "picture"
+    )
 
 
 def _groups_of(source: Source) -> Iterator[Batch]:
@@ -458,6 +519,7 @@ def open_episodes(
     *,
     policy: str | None = None,
     keeps_batches: bool = False,
+    keeps_pictures: bool = False,
     layout: Layout | None = None,
     read_options: Mapping[str, Any] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -469,6 +531,8 @@ def open_episodes(
             `EpisodeReader`.
         policy: The policy whose rows to read, if there are several.
         keeps_batches: Whether rows of several policies, or in sequences, may come as they are (`joint`).
+        keeps_pictures: Whether pictures that are stored as PNG or JPEG stay so, unless an option needs their
+            values (`rlio.batch.encoded_picture`).
         layout: How the rows lie; None: as the source has them.
         read_options: Keywords of the reader.
         storage_options: For the filesystem.
@@ -498,7 +562,7 @@ def open_episodes(
         reader = _opened(src, _as_taken(src, options))
         try:
             if not isinstance(reader, DatasetReader):
-                found = _ReadEpisodes(src, reader, options, policy)
+                found = _ReadEpisodes(src, reader, options, policy, keeps_pictures=keeps_pictures)
                 found.layout = layout or found.layout
                 return _checked(found, policy, keeps_batches=keeps_batches)
         except BaseException:
@@ -518,13 +582,20 @@ def open_episodes(
         policy = pids[0]
     if policy is not None and policy not in pids:
         raise OptionError(f"policy={excerpt(policy)}: expected one of {excerpt(pids)}", uri=dataset.uri)
-    stored = StoredEpisodes(dataset, policy if several else None, layout or "mixed", options, spaces)
+    stored = StoredEpisodes(
+        dataset,
+        policy if several else None,
+        layout or "mixed",
+        options,
+        spaces,
+        keeps_pictures=keeps_pictures,
+    )
     return _checked(stored, policy, keeps_batches=keeps_batches)
 
 
 def _checked(found: Episodes, policy: str | None, *, keeps_batches: bool) -> Episodes:
     """Decide by the first rows whether they come as they are."""
-    first = next((batch for _, batch in found._batches()), None)
+    first = found.first()
     if first is None:
         raise OptionError(f"policy={excerpt(policy)}: no row belongs to that policy", uri=found.uri)
     if isinstance(first, MultiAgentBatch):

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns
+from rlio.batch.encoded_picture import EncodedPicture, is_encoded, row_type
 from rlio.batch.episode import Episode
 from rlio.batch.nested import Path, leaves, map_structure, path_text
+from rlio.batch.picture_codecs import decode_batch
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.formats.files.space_arrays import check_fits
 from rlio.formats.format import Holds, Nesting, formats
@@ -121,6 +123,9 @@ class Preparer:
             SchemaError: It is not a trajectory, or the format cannot hold it.
             BeginAgain: Pass ``declares_final=True`` to another one, and begin again.
         """
+        plain = decode_batch(rows, keep=self._keeps_picture)
+        assert isinstance(plain, SampleBatch)
+        rows = plain
         found = self._trajectory(rows, number)
         if (ready := self._with_final_obs(found, number, place, note)) is None:
             return None
@@ -143,6 +148,9 @@ class Preparer:
         return ready
 
     # ---- rows ----
+
+    def _keeps_picture(self, picture: EncodedPicture) -> bool:
+        return picture.codec in self._holds.pictures and len(picture.shape) == 3
 
     def _trajectory(self, rows: SampleBatch, number: int) -> PreparedEpisode:
         """The episode as it is."""
@@ -291,6 +299,8 @@ class Preparer:
     def _leaf(self, name: str, leaf: NDArray[Any], kind: str) -> NDArray[Any]:
         """An array of numbers in the machine's order of bytes, or of texts."""
         array = np.asarray(leaf)
+        if is_encoded(array) and kind in ("obs", "extra"):
+            return array
         if array.dtype.kind == "U" or (array.dtype == object and _are_texts(array)):
             known = self._spaces is not None and kind in ("obs", "actions")  # `check_fits` decides.
             if not known and (kind not in self._holds.texts or array.ndim > self._holds.text_axes):
@@ -413,7 +423,7 @@ class Preparer:
         }
         by_dtype = self._holds.uniform == "dtypes"
         found: _Kinds = {
-            (name, path): (_dtype_of(leaf) if by_dtype else "", leaf.shape[1:])
+            (name, path): (_dtype_of(leaf) if by_dtype else "", row_type(leaf)[1])
             for name, column in columns.items()
             for path, leaf in leaves(column)
         }
@@ -500,7 +510,8 @@ def _check_json(value: Any) -> None:
 
 
 def _dtype_of(leaf: NDArray[Any]) -> str:
-    return "text" if leaf.dtype == object else str(leaf.dtype)
+    dtype, _ = row_type(leaf)
+    return "text" if dtype.hasobject else str(dtype)
 
 
 def _told(kind: tuple[str, tuple[int, ...]] | None) -> str:

@@ -12,9 +12,9 @@ here again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import equal_columns, take_leaf, to_numpy
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import is_encoded, row_type
 from rlio.batch.nested import leaves, map_structure, path_text
+from rlio.batch.picture_codecs import decode_column
 from rlio.conversion.episodes import Episodes
 from rlio.conversion.prepare import Decisions
 from rlio.errors import CorruptData, SchemaError
@@ -45,10 +47,19 @@ Digests: TypeAlias = dict[str, bytes]
 _Leaves: TypeAlias = dict[tuple[Any, ...], NDArray[Any]]
 
 _EVERYTHING = Holds()
+# After the name of a column: the digest of the files of its encoded pictures. That of the column itself is of
+# their frames, so that both are compared, and files with frames.
+_FILES: Final = "\0files"
+# Pictures that are decoded at once.
+_PICTURES: Final = 64
 
 
 def prove_episodes(
-    source: Episodes, written: Episodes, prepared: Iterable[Digests], decisions: Decisions | None
+    source: Episodes,
+    written: Episodes,
+    prepared: Iterable[Digests],
+    decisions: Decisions | None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Compare both sides with the episodes that were handed to the target.
 
@@ -57,6 +68,7 @@ def prove_episodes(
         written: The target, opened again.
         prepared: The digests of the episodes that were written, in order.
         decisions: How they differ from those of the source; None: in nothing, and rows are compared.
+        progress: Called after each episode with the rows and the episodes of the source that were compared.
 
     Raises:
         CorruptData: A column of an episode differs, or one side has more episodes.
@@ -64,7 +76,7 @@ def prove_episodes(
     refused = set() if decisions is None else decisions.refused
     expected = iter(prepared)
     given = ((number, rows) for number, (_, rows) in enumerate(source.decoded()) if number not in refused)
-    found = iter(written)
+    found, done = iter(written), 0
     for count, (number, rows) in enumerate(given):
         assert isinstance(rows, SampleBatch)
         handed, target = next(expected, None), next(found, None)
@@ -80,16 +92,31 @@ def prove_episodes(
             f"episode {count}: between source and written episode", originals, handed, written.uri, count
         )
         _compare(f"episode {count}", handed, stored, written.uri, count)
+        done += len(rows)
+        if progress is not None:
+            progress(done, count + 1)
     if next(chain(expected, found), None) is not None:
         raise _failure("the target has more episodes than the source", written.uri, None)
 
 
-def prove_joint(source: Episodes, written: Episodes, prepared: RowDigests) -> None:
-    """As `prove_episodes`, of all rows of each policy, however they are cut into batches."""
+def prove_joint(
+    source: Episodes,
+    written: Episodes,
+    prepared: RowDigests,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """As `prove_episodes`, of all rows of each policy, however they are cut into batches.
+
+    ``progress`` is called with the rows of both sides, one after the other.
+    """
+    done = 0
     for what, side in (("between source and written rows", source.decoded()), ("all rows", iter(written))):
         found = RowDigests()
         for _, batch in side:
             found.add(batch)
+            done += batch.agent_steps()
+            if progress is not None:
+                progress(done, 0)
         _compare(what, prepared.digests(), found.digests(), written.uri, None)
 
 
@@ -99,9 +126,11 @@ def _failure(what: str, uri: str, record: int | None, column: str | None = None)
 
 def _compare(what: str, a: Mapping[str, bytes], b: Mapping[str, bytes], uri: str, record: int | None) -> None:
     for column in [*a, *b]:
+        if column.endswith(_FILES) and not (column in a and column in b):
+            continue  # One side has the frames.
         if a.get(column) != b.get(column):
             lacks = "is absent" if column not in b else "is new" if column not in a else "differs"
-            raise _failure(f"{what}: the column {lacks}", uri, record, column)
+            raise _failure(f"{what}: the column {lacks}", uri, record, column.removesuffix(_FILES))
 
 
 # ---- what is compared ----
@@ -261,8 +290,11 @@ class RowDigests:
             for path, array in _leaves_of(rows).items():
                 key = f"{policy}/{path_text(path)}"
                 if key not in self._found:
-                    self._found[key] = hashlib.blake2b(f"{array.dtype.str}{array.shape[1:]}".encode())
+                    dtype, shape = row_type(array)
+                    self._found[key] = hashlib.blake2b(f"{dtype.str}{shape}".encode())
                 _feed_rows(self._found[key], array)
+                if is_encoded(array):
+                    _feed_files(self._found.setdefault(key + _FILES, hashlib.blake2b()), array)
 
     def digests(self) -> Digests:
         """Column of a policy -> digest."""
@@ -280,12 +312,23 @@ def _digests(found: _Leaves, holds: Holds) -> Digests:
         if path[0] not in made:
             made[path[0]] = hashlib.blake2b(digest_size=16)
         _feed_column(made[path[0]], path[1:], array, holds)
+        if is_encoded(array):
+            files = made.setdefault(path[0] + _FILES, hashlib.blake2b(digest_size=16))
+            files.update(repr(path[1:]).encode())
+            _feed_files(files, array)
     # In the order of the columns, for messages.
-    return {name: made[name].digest() for name in dict.fromkeys(path[0] for path in found) if name in made}
+    names = dict.fromkeys(name for path in found for name in (path[0], path[0] + _FILES))
+    return {name: made[name].digest() for name in names if name in made}
 
 
 def _feed_column(digest: Any, path: tuple[Any, ...], array: NDArray[Any], holds: Holds) -> None:
     """Add a leaf: where it is, its dtype, shape and values."""
+    if is_encoded(array):
+        dtype, shape = row_type(array)
+        kind = dtype.str if holds.dtypes else np.dtype(np.float64).str
+        digest.update(f"{path!r}|{kind}|{(len(array), *shape)}".encode())
+        _feed_rows(digest, array, by_value=not holds.dtypes)
+        return
     if not holds.row_shape and array.ndim > 1 and array[0:1].size == 1:
         array = array.reshape(len(array))
     if array.dtype.kind == "U":  # Texts of a fixed width.
@@ -300,11 +343,22 @@ def _feed_column(digest: Any, path: tuple[Any, ...], array: NDArray[Any], holds:
 
 def _feed_rows(digest: Any, array: NDArray[Any], *, by_value: bool = False) -> None:
     """Add the rows of an array, which may be cut anywhere."""
-    if array.dtype == object:
+    if is_encoded(array):
+        for start in range(0, len(array), _PICTURES):
+            frames: NDArray[Any] = decode_column(array[start : start + _PICTURES])
+            digest.update((_without_dtype(frames) if by_value else frames).tobytes())
+    elif array.dtype == object:
         for value in array.tolist():
             _feed(digest, value, by_value=by_value)
     else:
         digest.update(array.tobytes())
+
+
+def _feed_files(digest: Any, array: NDArray[Any]) -> None:
+    """Add the files of encoded pictures."""
+    for picture in array.tolist():
+        digest.update(f"{picture.codec}{len(picture.data)}".encode())
+        digest.update(picture.data)
 
 
 def _without_dtype(array: NDArray[Any]) -> NDArray[Any]:

@@ -20,6 +20,7 @@ Example:
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import equal_columns, to_numpy
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import is_encoded, row_type
 from rlio.batch.nested import leaves, map_structure, path_text
 from rlio.support.html import facts, panel, table
 from rlio.support.words import counted
@@ -342,7 +344,8 @@ class Inspector:
             for path, leaf in leaves(column):
                 full = f"{name}/{path_text(path)}" if path else name
                 array = to_numpy(leaf)
-                if self._dtypes.setdefault(full, array.dtype) != array.dtype and array.dtype.kind not in "OU":
+                dtype, _ = row_type(array)
+                if self._dtypes.setdefault(full, dtype) != dtype and dtype.kind not in "OU":
                     self.note("dtype_change", first=place, column=full)
                 if array.dtype.kind in "fc" and not np.isfinite(np.sum(array)):
                     flat = array.reshape(len(array), -1)
@@ -352,10 +355,12 @@ class Inspector:
                         self._mark(kind, place, bad, full)
         if self.episodes == 1 and self._spaces is not None:
             for name, space in zip((Columns.OBS, Columns.ACTIONS), self._spaces, strict=True):
-                dtype = getattr(space, "dtype", None)
+                wanted = getattr(space, "dtype", None)
                 column = rows.get(name)
-                if isinstance(column, np.ndarray) and dtype not in (None, column.dtype):
-                    self.note("space_dtype", column=name, first=f"{column.dtype}, the space has {dtype}")
+                if isinstance(column, np.ndarray) and wanted not in (None, row_type(column)[0]):
+                    self.note(
+                        "space_dtype", column=name, first=f"{row_type(column)[0]}, the space has {wanted}"
+                    )
 
     def _ends(self, rows: SampleBatch, place: str) -> None:
         ends = ends_of(rows)
@@ -396,7 +401,7 @@ class Inspector:
 
     def _repeats(self, rows: SampleBatch, place: str) -> None:
         names = [name for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS) if name in rows]
-        found = [to_numpy(leaf) for name in names for _, leaf in leaves(rows[name])]
+        found = [_without_pictures(to_numpy(leaf)) for name in names for _, leaf in leaves(rows[name])]
         is_float = any(leaf.dtype.kind == "f" for _, leaf in leaves(rows[Columns.OBS]))
         if any(array.dtype == object for array in found):
             return
@@ -416,6 +421,13 @@ class Inspector:
                 digest.update(np.ascontiguousarray(array).data)
             self.note("repeated_episodes", count=int(digest.digest() in self._episodes_seen), first=place)
             self._episodes_seen.add(digest.digest())
+
+
+def _without_pictures(array: NDArray[Any]) -> NDArray[Any]:
+    """An array; of encoded pictures, a number a row that is the same for the same file."""
+    if not is_encoded(array):
+        return array
+    return np.fromiter((zlib.crc32(picture.data) for picture in array.tolist()), np.uint32, len(array))
 
 
 def _same_rows(a: Any, b: Any) -> NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from rlio.catalog.listing import Segment
 from rlio.errors import CorruptData, OptionError
 from rlio.look.episode_index import EpisodeIndex, join_episodes
 from rlio.read_options import ReadOptions
+from rlio.schemas.batches import pictures_decoded
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.source.live_streams import live_streams
 from rlio.source.row_streams import flat_columns
@@ -56,6 +57,8 @@ class _Fragment(NamedTuple):
 
 class RandomAccess:
     """Reads rows and episodes by number, for one thread at a time. Keeps the last decoded row group.
+
+    Pictures in it stay encoded: those of the rows that are asked for are decoded.
 
     Args:
         dataset: The data set, or another source, without missing rows.
@@ -110,8 +113,15 @@ class RandomAccess:
         key = segment, span.first
         if self._group is None or self._group[0] != key:
             self._group = None  # Free it before the next one is decoded.
+            if (opened := self._reader.open(self._dataset.segments[segment])) is not None:
+                opened.keeps_pictures = True
             self._group = key, self._reader.read(self._dataset.segments[segment], span)
         return self._group[1]
+
+    def _with_pictures(self, rows: SampleBatch, segment: int, span: Span) -> SampleBatch:
+        """Rows of a group with their pictures decoded."""
+        uri = self._dataset.uri_of(self._dataset.segments[segment].path)
+        return cast(SampleBatch, pictures_decoded(rows, uri, span.group))
 
     # ---- rows ----
 
@@ -139,7 +149,8 @@ class RandomAccess:
                 first = start + span.first - segment.first
                 low, high = np.searchsorted(ascending, (first, first + len(span.rows)))
                 if low < high:
-                    parts.append(self._batch(number, span)[ascending[low:high] - first])
+                    part = self._batch(number, span)[ascending[low:high] - first]
+                    parts.append(self._with_pictures(part, number, span))
         found = parts[0] if len(parts) == 1 else concat_samples(parts)
         taken: SampleBatch = found[np.argsort(order)]
         return taken
@@ -225,12 +236,12 @@ class RandomAccess:
         assert opened is not None  # Damage is raised.
         return list(opened.schema.policies)
 
-    def _groups(self, index: int, policy: str) -> Iterator[SampleBatch]:
+    def _groups(self, index: int, policy: str) -> Iterator[tuple[Span, SampleBatch]]:
         """The rows of a policy, row group by row group."""
         for span in self._reader.spans(self._dataset.segments[index]):
             own = _of_policy(self._batch(index, span), policy)
             if own is not None:
-                yield own
+                yield span, own
 
     def _rows_of(self, fragment: _Fragment) -> Iterator[SampleBatch]:
         """The rows of a fragment, as copies."""
@@ -240,17 +251,17 @@ class RandomAccess:
             for number, places in self._places[fragment]:
                 found_rows = _of_policy(self._batch(fragment.segment, spans[number]), fragment.policy)
                 assert found_rows is not None
-                yield found_rows[places]
+                yield self._with_pictures(found_rows[places], fragment.segment, spans[number])
             return
         # The table of a shard of an earlier version knows no agents by name.
         names_agents = any(agent is not None for agent in self._shard(segment).streams.agent_index)
         table, found = StreamTable(names_agents=names_agents), False
-        for rows in self._groups(fragment.segment, fragment.policy):
+        for span, rows in self._groups(fragment.segment, fragment.policy):
             numbers = table.assign(fragment.policy or DEFAULT_POLICY_ID, flat_columns(rows), len(rows))
             own = np.flatnonzero(numbers == fragment.number)
             if len(own):
                 found = True
-                yield rows[own]
+                yield self._with_pictures(rows[own], fragment.segment, span)
         if not found:
             raise CorruptData(
                 f"the table of streams lists more episodes than the rows have: number {fragment.number}",

@@ -22,6 +22,7 @@ import json
 import os
 import pkgutil
 import re
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,6 +30,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from rlio.batch.encoded_picture import Codec
 from rlio.catalog.names import HEADER
 from rlio.errors import RlioError, UnknownLayout, UnsafeData
 from rlio.limits import DEFAULT_LIMITS
@@ -110,7 +112,10 @@ class Marks:
         hdf5: Test of the paths in an HDF5 file, two levels deep, such as ``episode_0/observations``. Of a
             large file, not all paths are listed.
         hdf5_names: Members of an HDF5 file that are listed in any case.
+        npz: Test of the names of the arrays in an NPZ file.
         files: Test of the names of the files in a folder.
+        folders: Names of folders, all of which are in the folder of a data set that `paths` mark.
+        paths: Files below such a folder, one of which only this format has.
         endings: Endings of the names of data files, lower case, such as ``.csv``.
         by_ending: Whether the ending alone marks the format, because its files have no other marks.
     """
@@ -119,7 +124,10 @@ class Marks:
     columns: Callable[[frozenset[str]], bool] = _never
     hdf5: Callable[[frozenset[str]], bool] = _never
     hdf5_names: frozenset[str] = frozenset()
+    npz: Callable[[frozenset[str]], bool] = _never
     files: Callable[[Collection[str]], bool] = _never
+    folders: frozenset[str] = frozenset()
+    paths: tuple[str, ...] = ()
     endings: tuple[str, ...] = ()
     by_ending: bool = False
 
@@ -164,6 +172,8 @@ class Holds:
         uniform: What all episodes have in common, besides the names of columns: nothing (""), "shapes" of
             rows, or also "dtypes".
         spaces: Whether observations and actions must have the structure of the spaces, if these are known.
+        pictures: Codecs of the pictures, of shape (height, width, channels), that observations and further
+            columns keep as files; others are decoded.
         environment: The description of an environment that it keeps: "gymnasium" (JSON of a spec),
             "robomimic" (JSON of ``env_args``); "": none.
     """
@@ -192,6 +202,7 @@ class Holds:
     dtypes: bool = True
     uniform: Literal["", "shapes", "dtypes"] = ""
     spaces: bool = False
+    pictures: frozenset[Codec] = frozenset()
     environment: Literal["", "gymnasium", "robomimic"] = ""
 
     @property
@@ -230,11 +241,14 @@ class Format:
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
             write it.
         holds: What files that ``writer`` writes hold of an episode.
+        within: Name of the format whose files these are, too; it is recognised by more than that one.
         root: If a folder is a data set: paths below it, of which each data set has one or more. (): each file
             is read by itself.
         rootless: What the user can do with files of the format without a ``root``, as the end of a message.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
             whose ids are paths below it; None: it has no such folder.
+        remote: ``module:function`` that gives the URI of a data set in the library's remote store for an id;
+            None: there is none.
         advice: What the user can do, as the end of a message.
         about: What is read, and what the format does not store, in one or two sentences, for docs and
             reports.
@@ -249,9 +263,11 @@ class Format:
     table: str | None = None
     writer: str | None = None
     holds: Holds = field(default_factory=Holds)
+    within: str = ""
     root: tuple[str, ...] = ()
     rootless: str = ""
     home: tuple[str, str] | None = None
+    remote: str | None = None
     advice: str = ""
     about: str = ""
 
@@ -267,7 +283,12 @@ class Format:
 
     def has_marker(self, look: Look) -> bool:
         """Whether the folder has a file that only this format has."""
-        return self.marks.files(look.files) or any(map(self.marks.json, look.markers()))
+        marks = self.marks
+        return (
+            marks.files(look.files)
+            or any(map(marks.json, look.markers()))
+            or (marks.folders <= look.folders and any(map(look.has, marks.paths)))
+        )
 
     def has_content(self, look: Look) -> bool:
         """Whether a data file has content of this format."""
@@ -276,6 +297,7 @@ class Format:
             any(map(marks.json, look.json_lines()))
             or any(map(marks.columns, look.columns(marks.endings)))
             or any(map(marks.hdf5, look.hdf5()))
+            or any(map(marks.npz, look.npz()))
         )
 
     def has_ending(self, look: Look) -> bool:
@@ -435,8 +457,8 @@ def refuse_known(
 def _best(look: Look, folder: str) -> Found | None:
     # The surest first: data files are opened only where there is no marker.
     ways = ((BY_MARKER, Format.has_marker), (BY_CONTENT, Format.has_content), (BY_ENDING, Format.has_ending))
-    # What rlio reads, beside which files of other kinds may lie, comes first.
-    known = sorted(formats(), key=lambda format: not format.is_read)
+    # What rlio reads, beside which files of other kinds may lie, comes first, and a format before its kind.
+    known = sorted(formats(), key=lambda format: (not format.is_read, not format.within))
     for confidence, is_there in ways:
         for format in known:
             if is_there(format, look):
@@ -462,7 +484,8 @@ def _search(
     if HEADER in files:
         return None
     prefix = f"{folder}/" if folder else ""
-    look = Look(files, lambda name: file_in(storage, prefix + name))
+    folders = [name for name, is_folder in children if is_folder]
+    look = Look(files, lambda name: file_in(storage, prefix + name), folders)
     found = _best(look, folder)
     refused += look.refused
     if found is not None and found.confidence > BY_ENDING:
@@ -485,33 +508,47 @@ def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
     return InputFile(fs, storage.real(path), storage.uri_of(path), size)
 
 
+#: What a file raises that is damaged, gone or a folder, or whose library is not installed.
+_NOTHING_KNOWN: Final = (
+    RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError, zipfile.BadZipFile
+)  # fmt: skip
+
+
 class Look:
     """A bounded look at the files of one folder, or at one file. Each file is opened once.
 
     Args:
         files: Names of the files.
         file_of: Name -> the file.
+        folders: Names of the folders beside them.
 
     Attributes:
-        files: Names of the files.
+        files, folders: The names.
     """
 
-    # JSON files that say what is in their folder.
-    _MARKERS: Final = frozenset(
+    #: JSON files that say what is in their folder.
+    MARKERS: Final = frozenset(
         f"{name}.json"
         for name in ("metadata", "info", "dataset_info", "state", "dataset_dict", "meta", "features")
     )
 
-    def __init__(self, files: Collection[str], file_of: Callable[[str], InputFile]) -> None:
+    def __init__(
+        self, files: Collection[str], file_of: Callable[[str], InputFile], folders: Collection[str] = ()
+    ) -> None:
         self.files = files
+        self.folders = frozenset(folders)
         self._file_of = file_of
         self._seen: dict[tuple[str, ...], list[Any]] = {}
         #: Errors of links that lead out of the folder.
         self.refused: list[UnsafeData] = []
 
+    def has(self, path: str) -> bool:
+        """Whether there is a file at a path below the folder."""
+        return bool(self._each((path,), [path], lambda stream: stream.read(1)))
+
     def markers(self) -> list[Mapping[str, Any]]:
         """The JSON objects in the marker files of the folder."""
-        names = [name for name in self.files if name in self._MARKERS]
+        names = [name for name in self.files if name in self.MARKERS]
         return [found for found in self._each(("marker",), names, _json_of) if isinstance(found, Mapping)]
 
     def json_lines(self) -> list[Mapping[str, Any]]:
@@ -537,8 +574,12 @@ class Look:
         """Paths in the first HDF5 file, two levels deep."""
         return self._first((".hdf5", ".h5"), _paths_of_hdf5)
 
+    def npz(self) -> list[frozenset[str]]:
+        """Names of the arrays in the first NPZ file."""
+        return self._first((".npz",), _npz_names)
+
     def _first(self, endings: tuple[str, ...], look: Callable[[IO[bytes]], T]) -> list[T]:
-        names = (n for n in self.files if n.lower().endswith(endings) and n not in self._MARKERS)
+        names = (n for n in self.files if n.lower().endswith(endings) and n not in self.MARKERS)
         return self._each(endings, [name for _, name in zip(range(1), names, strict=False)], look)
 
     def _each(self, key: tuple[str, ...], names: list[str], look: Callable[[IO[bytes]], T]) -> list[T]:
@@ -559,7 +600,7 @@ class Look:
                 return look(stream)
         except UnknownLayout:  # A pointer of Git LFS.
             raise
-        except (RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError):
+        except _NOTHING_KNOWN:
             # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
             return None
 
@@ -583,6 +624,11 @@ def _paths_of_hdf5(stream: IO[bytes]) -> frozenset[str]:
 
     with h5py.File(stream, "r") as file:
         return _hdf5_paths(file)
+
+
+def _npz_names(stream: IO[bytes]) -> frozenset[str]:
+    with zipfile.ZipFile(stream) as archive:
+        return frozenset(name.removesuffix(".npy") for name in archive.namelist()[:_NAMES])
 
 
 def _json_of(stream: IO[bytes]) -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
-from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
+from rlio.formats.files.hdf5_files import Hdf5Files
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row
@@ -84,12 +84,7 @@ class Hdf5Source:
 
     def _member(self, number: int, path: str) -> Any:
         """A group or dataset that is stored in the file itself; None: there is none."""
-        found = self._handles.file(number)
-        for name in path.split("/"):
-            if not self._handles.is_group(found) or name not in found:
-                return None
-            found = self._handles.child(found, name)
-        return found
+        return self._handles.member(number, path)
 
     def _dataset(self, number: int, path: str) -> Any:
         """A dataset, checked.
@@ -98,12 +93,7 @@ class Hdf5Source:
             CorruptData: It is absent, or not a dataset.
             UnsafeData: It leads out of the file, or asks for too much.
         """
-        found = self._member(number, path)
-        if not self._handles.is_dataset(found):
-            raise CorruptData(f"{path} is {'absent' if found is None else 'not a dataset'}")
-        if found.shape:
-            check_dataset(found, path, self.files[number].uri, self._limits)
-        return found
+        return self._handles.checked(number, path, self._limits)
 
     def _read(self, number: int, path: str, rows: range, steps: int) -> NDArray[Any]:
         """Rows of a dataset that has ``steps``; ``rows`` may go beyond them by one."""

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
 from rlio.formats.format import (
     Format,
     Found,
+    Look,
     by_name,
     file_in,
     formats,
@@ -48,6 +49,10 @@ __all__ = [
     "open_source",
     "recognise_inputs",
 ]
+
+
+# Folders above a file that may be the data set of which it is a part.
+_LEVELS_UP: Final = 5
 
 
 @dataclass(frozen=True)
@@ -139,11 +144,18 @@ def recognise_inputs(values: Sequence[StrPath], storage_options: Mapping[str, An
             return recognise_file(expand_inputs(values, storage_options=storage_options)[0])
         except DataNotFound:
             return None
-    return recognise(value, storage_options=storage_options if is_uri(os.fspath(value)) else None)
+    found = recognise(value, storage_options=storage_options if is_uri(os.fspath(value)) else None)
+    if found is None:
+        _refuse_part(value)
+    return found
 
 
 def _found_by_id(value: StrPath) -> str | None:
-    """The data set that a library keeps under the id ``value``; None: it is a path, or there is none."""
+    """The data set that a library keeps under the id ``value``; None: it is a path, or there is none.
+
+    Raises:
+        DataNotFound: It may be in a remote store that cannot be reached.
+    """
     text = os.fspath(value)
     if is_uri(text) or os.path.isabs(text) or ".." in text.split("/") or os.path.exists(text):
         return None
@@ -153,7 +165,8 @@ def _found_by_id(value: StrPath) -> str | None:
             root = os.path.join(home, text)
             if os.path.isdir(root) and any(os.path.isfile(os.path.join(root, name)) for name in format.root):
                 return root
-    return None
+    remotes = (load(format.remote)(text) for format in formats() if format.remote)
+    return next((uri for uri in remotes if uri is not None), None)
 
 
 def _folder(
@@ -179,12 +192,59 @@ def _folder(
                 )
             storage = storage.below(folder)
         return Place(storage.uri, storage)
+    if (whole := _above(value, format, storage_options)) is not None:
+        return whole
     way = f"; {format.rootless}" if format.rootless and found is not None else ""
     raise DataNotFound(
         f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root"
         f"{storage.did_you_mean()}{way}",
         uri=storage.uri,
     )
+
+
+def _above(value: StrPath, format: Format, storage_options: Mapping[str, Any] | None) -> Place | None:
+    """The data set that ``value`` describes or holds whole, beside its metadata; None: it is in none.
+
+    Raises:
+        UnknownLayout: It is a part of a data set.
+    """
+    text = os.fspath(value) if is_uri(os.fspath(value)) else os.path.abspath(value)
+    folder, root = text.rstrip("/"), None
+    for _ in range(_LEVELS_UP):
+        folder = folder.rpartition("/")[0] if is_uri(text) else os.path.dirname(folder)
+        storage = Storage.open(folder, storage_options=storage_options).of_others()
+        if _is_root(storage, "", format):  # The highest one: an episode of Minari has its own metadata.
+            root = storage, folder
+        elif root is not None or folder.endswith(("/", ":")):
+            break
+    if root is None:
+        return None
+    storage, folder = root
+    place, _, name = text[len(folder) :].replace(os.sep, "/").strip("/").rpartition("/")
+    marker = next(marker for marker in format.root if storage.exists(marker))
+    ending = os.path.splitext(name)[1]
+    alike = [one for one, is_folder in storage.children(place) if not is_folder and one.endswith(ending)]
+    if marker.rpartition("/")[0] != place or (name not in Look.MARKERS and alike != [name]):
+        raise _part_of(format, storage.uri, text)
+    return Place(storage.uri, storage)
+
+
+def _part_of(format: Format, folder: str, uri: str) -> UnknownLayout:
+    """The error of a file that is a part of a data set."""
+    return UnknownLayout(
+        f"found a part of a data set of {format.title}, expected the whole: pass its folder {folder}", uri=uri
+    )
+
+
+def _refuse_part(value: StrPath) -> None:
+    """Refuse a local file of no known format in a data set whose metadata has a folder of its own."""
+    if is_uri(os.fspath(value)) or not os.path.isfile(value):
+        return
+    for format in formats():
+        nested = tuple(path for path in format.root if "/" in path)
+        whole = _above(value, replace(format, root=nested), None) if nested else None
+        if whole is not None:
+            raise _part_of(format, whole.uri, os.fspath(value))
 
 
 def _is_root(storage: Storage, folder: str, format: Format) -> bool:

@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
+from rlio.batch.encoded_picture import row_type
 from rlio.batch.nested import map_structure, unflatten
+from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -36,7 +38,6 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
 from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
@@ -322,7 +323,7 @@ class RldsSource:
                 with contextlib.suppress(CorruptData):  # `load` raises it.
                     example = self._file(number).glance(*place)
                     shown = self._part(example, {}, path, feature, range(1))
-                    feature = replace(feature, shape=shown.shape[1:])
+                    feature = replace(feature, shape=row_type(shown)[1])
             wide += (1 + (path[0] == "observation")) * _row_bytes(feature)
         return max(1, wide)
 
@@ -378,7 +379,8 @@ class RldsSource:
             else:
                 parts[path] = self._column(example, (_STEPS, *path), feature)
                 _check_steps(path, len(parts[path]), total)
-            room -= parts[path].nbytes
+            dtype, shape = row_type(parts[path])
+            room -= len(parts[path]) * dtype.itemsize * math.prod(shape)
             if room < 0:
                 raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
         found: dict[str, Any] = unflatten(parts, parts.values())
@@ -473,7 +475,7 @@ class RldsSource:
     def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
         shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
         if encoding == _PICTURE:  # The description need not say of which kind.
-            return decode_images(pieces, None if -1 in shape else shape, limits=self._limits)
+            return encoded_column(pieces, None if -1 in shape else shape, limits=self._limits)
         if dtype.kind == "O":
             rows, rest = divmod(len(pieces), max(1, math.prod(shape)))
             longest = max(map(len, pieces), default=0)

@@ -6,6 +6,10 @@ the groups ``obs`` and ``next_obs``, a dataset for each key. ``mask`` has lists 
 Row t has the observation, the action, and the reward that followed it; row t of ``next_obs`` is the
 observation after it.
 
+Isaac Lab records the same layout, with groups in groups: ``obs/datagen_info/object_pose``, and
+``states/articulation/robot/joint_position``, which are those after the step. Its files have neither rewards
+nor ``dones``, and the environment's name in ``env_args``. Observations may be one dataset, actions a group.
+
 Other members with a row a step, such as ``robot_states`` of LIBERO and ``datagen_info`` of MimicGen, are
 further columns if all demonstrations have them alike. What is not read is named in the report.
 
@@ -26,7 +30,7 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
-from rlio.errors import CorruptData, MissingColumn, OptionError, excerpt
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
@@ -108,7 +112,7 @@ class RobomimicSource(Hdf5Source):
             if chosen is not None and name not in chosen:
                 continue
             group = self._handles.child(data, name)
-            steps = self._dataset(number, f"data/{name}/actions").shape[0]
+            steps = self._steps(number, f"data/{name}/actions")
             if int(group.attrs.get("num_samples", steps)) != steps:
                 raise CorruptData(
                     f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
@@ -168,7 +172,7 @@ class RobomimicSource(Hdf5Source):
             columns = without_final_obs(observations, len(rows))
         if self._some_without_next:  # All demonstrations have the same columns.
             columns.setdefault(Columns.NEXT_OBS_VALID, np.ones(len(rows), np.bool_))
-        columns[Columns.ACTIONS] = self._read(number, f"{root}/actions", rows, steps)
+        columns[Columns.ACTIONS] = self._nested(number, f"{root}/actions", rows, steps)
         if "rewards" in group:
             columns[Columns.REWARDS] = flat(self._read(number, f"{root}/rewards", rows, steps))
         done = "dones" in group and bool(flags_in("dones", self._dataset(number, f"{root}/dones")[-1:])[0])
@@ -206,29 +210,35 @@ class RobomimicSource(Hdf5Source):
 
     def _kinds(self, number: int, path: str, steps: int) -> _Kinds | None:
         """Dtype and row shape of a dataset, or of those in a group; None: it has other rows than steps."""
-        member = self._member(number, path)
-        if self._handles.is_group(member):
-            found: _Kinds = {}
-            for name in member:
-                inner = self._kinds(number, f"{path}/{name}", steps)
-                if inner is None:
-                    return None
-                found |= {f"/{name}{key}": kind for key, kind in inner.items()}
-            return found or None
-        if (
-            not self._handles.is_dataset(member)
-            or member.shape[:1] != (steps,)
-            or member.dtype.kind not in "biuf"
-        ):
+        try:
+            tree = self._handles.tree(number, path, self._limits)
+        except SchemaError:  # Nothing is in it.
             return None
-        return {"": (member.dtype.str, member.shape[1:])}
+        found: _Kinds = {}
+        for key in _keys_of(tree):
+            try:
+                member = self._dataset(number, path + key)
+            except UnsafeData:
+                return None
+            if member.shape[:1] != (steps,) or member.dtype.kind not in "biuf":
+                return None
+            found[key] = (member.dtype.str, member.shape[1:])
+        return found
+
+    def _steps(self, number: int, path: str) -> int:
+        """The rows of a dataset, or of the first one in a group."""
+        tree = self._handles.tree(number, path, self._limits)
+        return int(self._dataset(number, path + _keys_of(tree)[0]).shape[0])
 
     def _nested(self, number: int, path: str, rows: range, steps: int) -> Any:
         """Rows of a dataset, or of those in a group."""
-        member = self._member(number, path)
-        if self._handles.is_group(member):
-            return {name: self._nested(number, f"{path}/{name}", rows, steps) for name in member}
-        return self._read(number, path, rows, steps)
+
+        def read(path: str, tree: Any) -> Any:
+            if not isinstance(tree, dict):
+                return self._read(number, path, rows, steps)
+            return {name: read(f"{path}/{name}", inner) for name, inner in tree.items()}
+
+        return read(path, self._handles.tree(number, path, self._limits))
 
     @property
     def _beside_names(self) -> list[str]:
@@ -240,12 +250,16 @@ class RobomimicSource(Hdf5Source):
         return sorted(self._left_out)
 
     def _observations(self, number: int, path: str, rows: range, steps: int) -> Any:
-        group = self._member(number, path)
-        if not self._handles.is_group(group):
-            raise CorruptData(f"{path} is not a group")
-        found = {name: self._read(number, f"{path}/{name}", rows, steps) for name in group}
+        found = self._nested(number, path, rows, steps)
         plain = self._member(number, "data").attrs.get(_PLAIN)
-        return found.get(plain, found)
+        return found.get(plain, found) if isinstance(found, dict) else found
+
+
+def _keys_of(tree: Any, path: str = "") -> list[str]:
+    """The paths of the datasets in `Hdf5Files.tree`, each with a slash before it."""
+    if not isinstance(tree, dict):
+        return [path]
+    return [key for name, inner in tree.items() for key in _keys_of(inner, f"{path}/{name}")]
 
 
 class RobomimicSink(Hdf5Sink):

@@ -39,11 +39,11 @@ from rlio.maintenance.compaction import (
     merged,
     size_of,
 )
-from rlio.maintenance.progress import Progress, silent
 from rlio.opening import require_header
 from rlio.schemas.parquet import Compression
 from rlio.source.shards import ParquetShard
 from rlio.storage.filesystem import Storage
+from rlio.support.progress import Progress, silent
 
 __all__ = ["compact"]
 

@@ -13,13 +13,13 @@ from rlio.catalog.names import schema_path
 from rlio.errors import CorruptData, OptionError
 from rlio.log.publisher import NewShard
 from rlio.maintenance.merging import ParquetMerger, open_whole, with_writer_column
-from rlio.maintenance.progress import Progress
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.source.shards import ParquetShard
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
 from rlio.support.options import check_choice, check_count, set_options
+from rlio.support.progress import Progress
 
 __all__ = [
     "CompactReport",

@@ -55,7 +55,6 @@ from rlio.catalog.names import (
 )
 from rlio.errors import CorruptData, DataNotFound, OptionError, excerpt
 from rlio.maintenance.merging import open_whole
-from rlio.maintenance.progress import Progress, silent
 from rlio.opening import require_header
 from rlio.source.json_shard import JsonShard, schema_lookup
 from rlio.storage.filesystem import Storage
@@ -63,6 +62,7 @@ from rlio.storage.local import on_network
 from rlio.storage.parallel import each
 from rlio.storage.paths import TMP_DIR
 from rlio.support.options import check_seconds
+from rlio.support.progress import Progress, silent
 
 __all__ = ["Collected", "GcReport", "Kept", "gc"]
 

@@ -32,10 +32,10 @@ from rlio.catalog.rows import joined, without
 from rlio.errors import DataNotFound
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport
-from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.root_check import QUARANTINE_DIR
 from rlio.maintenance.verify import DamagedShard, Inspection
 from rlio.storage.filesystem import Storage
+from rlio.support.progress import Progress, silent
 
 __all__ = ["Action", "RepairReport", "repair"]
 

@@ -21,7 +21,7 @@ from rlio.batch.arrays import to_numpy
 from rlio.catalog.listing import ShardRef
 from rlio.errors import CorruptData, DataNotFound, RlioError, UnsafeData
 from rlio.maintenance.findings import Findings
-from rlio.schemas.batches import to_batch
+from rlio.schemas.batches import pictures_decoded, to_batch
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
@@ -186,7 +186,7 @@ class ShardScan:
         with self._reading(count, lambda error: self._code_of_group(file, index, error), record=index):
             group = file.read_group(index, batches=True)
             try:
-                batch = to_batch(group)
+                batch = pictures_decoded(to_batch(group), self.uri, index)
                 found, unit = count_units(batch, unit_of(group.schema)), unit_of(group.schema)
                 if found != group.info.units:
                     raise CorruptData(

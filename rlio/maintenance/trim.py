@@ -28,12 +28,12 @@ from rlio.catalog.listing import Listing, Segment, list_shards
 from rlio.catalog.markers import trim as put_marker
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.maintenance.compaction import is_by_row
-from rlio.maintenance.progress import Progress, silent
 from rlio.opening import require_header
 from rlio.source.shards import open_shard
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
 from rlio.support.options import check_count
+from rlio.support.progress import Progress, silent
 
 __all__ = ["TrimReport", "Trimmed", "trim"]
 

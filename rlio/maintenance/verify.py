@@ -34,7 +34,6 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.maintenance.findings import Findings, Level, VerifyReport, WriterLedger
 from rlio.maintenance.logs import waiting_rows
 from rlio.maintenance.overlap_check import OverlapCheck
-from rlio.maintenance.progress import Progress, silent
 from rlio.maintenance.repeat_check import RepeatCheck
 from rlio.maintenance.root_check import (
     HeaderState,
@@ -49,6 +48,7 @@ from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice
+from rlio.support.progress import Progress, silent
 
 __all__ = ["DamagedShard", "Inspection", "verify"]
 
@@ -87,7 +87,7 @@ def verify(
         storage_options: Options for fsspec, and ``rlio_timeout`` and ``rlio_retries``.
         spool: Folder of the writers' logs, if they were given one.
         limits: The most that the data may ask for; data that asks for more is reported as "unsafe".
-        progress: Shows how many bytes of shards are done; see `rlio.maintenance.progress`.
+        progress: Shows how many bytes of shards are done; see `rlio.support.progress`.
         limit: Findings that the report keeps; it only counts the others.
 
     Returns:

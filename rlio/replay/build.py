@@ -105,8 +105,9 @@ def schema_of(given: StoreInput) -> Schema | None:
 def _in_stores(leaf: Leaf) -> Leaf:
     """A leaf with its name in stores, for shards of any version of rlio.
 
-    Stores hold ``new_obs`` in full. The fixed name keeps cached stores valid.
+    Stores hold ``new_obs`` in full, and pictures decoded. The fixed name keeps cached stores valid.
     """
+    leaf = replace(leaf, spec=leaf.spec.decoded)
     if leaf.column != Columns.NEXT_OBS:
         return leaf
     return replace(leaf, physical=leaf.physical.removeprefix("_"))

@@ -14,8 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlio.batch import SampleBatch
+from rlio.batch import SampleBatch, concat_samples
+from rlio.batch.arrays import size_bytes, zero_leaf
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.encoded_picture import is_encoded, row_type
 from rlio.batch.nested import Path, leaves, map_structure
 from rlio.errors import CorruptData, RlioError, SchemaError, excerpt, raise_at
 from rlio.schemas.schema import Schema, column_of_name
@@ -79,6 +81,8 @@ class EpisodeSource(Protocol):
 
         Returns:
             Columns by rlio's names, without ``eps_id`` and ``t``, which are added if they are absent.
+            Pictures that are stored as PNG or JPEG stay so (`rlio.batch.picture_codecs.encoded_column`): the
+            engine decodes them.
 
         Raises:
             CorruptData: The episode is damaged.
@@ -217,8 +221,20 @@ class EpisodeFiles(GroupFiles):
         return self._read_group(self._groups[group], columns)
 
     def _read_run(self, groups: range, columns: frozenset[str] | None) -> SampleBatch:
-        first, last = self._groups[groups[0]], self._groups[groups[-1]]
-        return self._read_group(_Group(first.first, last.stop, 0, sum(self.rows[i] for i in groups)), columns)
+        # Whole episodes are read at once; parts of long ones are read by themselves, and joined with them.
+        joined: list[_Group] = []
+        for group in (self._groups[number] for number in groups):
+            before = joined[-1] if joined else group
+            if joined and self._is_whole(before) and self._is_whole(group):
+                joined[-1] = _Group(before.first, group.stop, 0, before.rows + group.rows)
+            else:
+                joined.append(group)
+        found = [self._read_group(group, columns) for group in joined]
+        return found[0] if len(found) == 1 else concat_samples(found)
+
+    def _is_whole(self, group: _Group) -> bool:
+        """Whether the group is episodes, not a part of one."""
+        return group.stop > group.first + 1 or group.rows == self.layout.lengths[group.first]
 
     def _read_group(self, found: _Group, columns: frozenset[str] | None) -> SampleBatch:
         wanted = self._all if columns is None else columns
@@ -288,7 +304,7 @@ def _check_fit(rows: SampleBatch, pair: Any, *, uri: str) -> None:
     for name, space in zip((Columns.OBS, Columns.ACTIONS), pair, strict=True):
         if name not in rows:
             continue
-        found = {path: leaf.shape[1:] for path, leaf in leaves(rows[name])}
+        found = {path: row_type(leaf)[1] for path, leaf in leaves(rows[name])}
         expected = dict(_shapes_of(space, ()))
         if found != expected and None not in expected.values():
             raise SchemaError(
@@ -329,8 +345,12 @@ def _runs(layout: EpisodeSource, most: int) -> Iterator[tuple[int, int]]:
 
 
 def measure_row(rows: SampleBatch) -> int:
-    """About how many bytes a row takes in memory, by the rows of an episode."""
-    return max(1, rows.size_bytes() // max(1, len(rows)))
+    """About how many bytes a row takes in memory, by the rows of an episode; pictures count as decoded."""
+    size: int = rows.size_bytes()
+    for column in rows.values():
+        for _, leaf in leaves(column):
+            size += len(leaf) * leaf[0].nbytes - size_bytes(leaf) if is_encoded(leaf) else 0
+    return max(1, size // max(1, len(rows)))
 
 
 def with_next_obs(observations: Any) -> dict[str, Any]:
@@ -361,7 +381,7 @@ def without_final_obs(observations: Any, steps: int | None = None) -> dict[str, 
         return {**with_next_obs(observations), Columns.NEXT_OBS_VALID: np.ones(count, np.bool_)}
 
     def shifted(leaf: np.ndarray) -> np.ndarray:
-        follow = np.zeros_like(leaf)
+        follow: np.ndarray = zero_leaf(leaf, len(leaf))
         follow[:-1] = leaf[1:]
         return follow
 

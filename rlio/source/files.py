@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
-from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch import Batch, MultiAgentBatch
+from rlio.schemas.batches import pictures_decoded
 from rlio.schemas.folded import Folded
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema, canonical_json, column_of_name
@@ -158,15 +159,24 @@ class GroupFiles(FileSource):
         assert isinstance(segment, _Segment)
         return _Opened(self, next(iter(self._schemas.values())), segment.groups)
 
-    def read(self, groups: range, columns: Sequence[str] | None, rows: range | None = None) -> Batch:
+    def read(
+        self,
+        groups: range,
+        columns: Sequence[str] | None,
+        rows: range | None = None,
+        *,
+        keeps_pictures: bool = False,
+    ) -> Batch:
         """The rows of a group, or of several, with only the named columns; see `OpenSegment`."""
         stored = None if columns is None else self._stored(columns)
         batch = self._read(groups[0], stored) if len(groups) == 1 else self._read_run(groups, stored)
         if isinstance(batch, MultiAgentBatch):
             parts = {policy: named_parts(found, columns) for policy, found in batch.items()}
             return MultiAgentBatch(parts, batch.env_steps())
-        found: SampleBatch = named_parts(batch, columns)
-        return found if rows is None else found[rows.start : rows.stop]
+        found = named_parts(batch, columns)
+        if rows is not None:
+            found = found[rows.start : rows.stop]
+        return found if keeps_pictures else pictures_decoded(found, self.uri, groups[0])
 
     def _stored(self, names: Sequence[str]) -> frozenset[str]:
         """The columns of ``names``, which may be parts of nested ones (``obs/camera``).
@@ -201,16 +211,20 @@ class _Opened:
         self.rows: list[int] = list(source.rows[groups.start : groups.stop])
         self.units: list[int] = list(source.units[groups.start : groups.stop])
         self.run_rows: int = source.run_rows
+        self.keeps_pictures: bool = source.keeps_pictures
 
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None
     ) -> Folded:
         """See `OpenSegment`."""
-        return Folded(self._source.read(self._groups[index : index + 1], columns, rows))
+        return self._folded(self._groups[index : index + 1], columns, rows)
 
     def read_run(self, groups: range, columns: Sequence[str] | None) -> Folded:
         """See `OpenSegment`."""
-        return Folded(self._source.read(self._groups[groups.start : groups.stop], columns))
+        return self._folded(self._groups[groups.start : groups.stop], columns)
+
+    def _folded(self, groups: range, columns: Sequence[str] | None, rows: range | None = None) -> Folded:
+        return Folded(self._source.read(groups, columns, rows, keeps_pictures=self.keeps_pictures))
 
     def bounds(self, index: int) -> Mapping[str, Bounds]:
         """See `OpenSegment`; not known."""

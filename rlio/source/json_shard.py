@@ -26,6 +26,7 @@ from rlio.catalog.listing import ShardRef, load_shard
 from rlio.catalog.names import schema_path
 from rlio.catalog.rows import cut_rows
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, raise_at
+from rlio.schemas.batches import pictures_decoded
 from rlio.schemas.folded import Folded
 from rlio.schemas.json_lines import (
     LineHead,
@@ -106,13 +107,17 @@ class JsonShard:
         storage: The data set's root.
         ref: The shard.
         schemas: Returns the schema of a hash; see `schema_lookup`.
+        keeps_pictures: See `rlio.source.source.Source`.
 
     Raises:
         CorruptData: No line is readable, or the shard holds other rows than its name says.
         UnsafeData: The shard is too large to open.
     """
 
-    def __init__(self, storage: Storage, ref: ShardRef, schemas: SchemaLookup) -> None:
+    def __init__(
+        self, storage: Storage, ref: ShardRef, schemas: SchemaLookup, *, keeps_pictures: bool = False
+    ) -> None:
+        self.keeps_pictures: bool = keeps_pictures
         self.uri: str = storage.uri_of(ref.path)
         self._storage = storage
         self._limits = storage.limits
@@ -167,7 +172,10 @@ class JsonShard:
             record=line.number,
             limits=self._limits,
         )
-        return batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
+        batch = batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
+        if self.keeps_pictures or not self.schema.has_pictures:
+            return batch
+        return pictures_decoded(batch, self.uri, line.number)
 
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None

@@ -15,7 +15,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.catalog.listing import ShardRef
 from rlio.catalog.rows import cut_rows
 from rlio.errors import CorruptData
-from rlio.schemas.batches import to_folded
+from rlio.schemas.batches import pictures_decoded, to_folded
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.shard_file import ShardFile
@@ -51,14 +51,21 @@ class ParquetShard(ShardFile):
         storage: The data set's root.
         ref: The shard.
         fetch: Returns the bytes [start, stop) of the shard; None reads them from ``storage``.
+        keeps_pictures: See `rlio.source.source.Source`.
 
     Raises:
         CorruptData: The footer is damaged, or the shard holds other rows than its name says.
     """
 
     def __init__(
-        self, storage: Storage, ref: ShardRef, *, fetch: Callable[[int, int], bytes] | None = None
+        self,
+        storage: Storage,
+        ref: ShardRef,
+        *,
+        fetch: Callable[[int, int], bytes] | None = None,
+        keeps_pictures: bool = False,
     ) -> None:
+        self.keeps_pictures: bool = keeps_pictures
         super().__init__(
             fetch or (lambda start, stop: storage.read_range(ref.path, start, stop)),
             size=ref.name.size,
@@ -83,12 +90,20 @@ class ParquetShard(ShardFile):
         """See `OpenShard`."""
         group = self.read_group(index, columns=columns, batches=True)
         folded = to_folded(group, columns=columns)
-        if rows is None:
+        if rows is not None:
+            folded = replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self.uri))
+        if self.keeps_pictures or not self.schema.has_pictures:
             return folded
-        return replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self.uri))
+        return replace(folded, batch=pictures_decoded(folded.batch, self.uri, index))
 
 
-def open_shard(storage: Storage, ref: ShardRef, *, schemas: SchemaLookup | None = None) -> OpenShard:
+def open_shard(
+    storage: Storage,
+    ref: ShardRef,
+    *,
+    schemas: SchemaLookup | None = None,
+    keeps_pictures: bool = False,
+) -> OpenShard:
     """Open a shard of either kind.
 
     Args:
@@ -96,11 +111,12 @@ def open_shard(storage: Storage, ref: ShardRef, *, schemas: SchemaLookup | None 
         ref: The shard.
         schemas: Returns schemas by hash for JSON shards, which only name them; None reads them from
             ``storage``.
+        keeps_pictures: See `rlio.source.source.Source`.
 
     Raises:
         CorruptData: The parts that describe the shard are damaged.
         DataNotFound: The shard no longer exists.
     """
     if ref.name.suffix == "parquet":
-        return ParquetShard(storage, ref)
-    return JsonShard(storage, ref, schemas or schema_lookup(storage))
+        return ParquetShard(storage, ref, keeps_pictures=keeps_pictures)
+    return JsonShard(storage, ref, schemas or schema_lookup(storage), keeps_pictures=keeps_pictures)

@@ -250,7 +250,9 @@ class DatasetSnapshot(Described, Source):
 
     def open_shard(self, segment: Segment) -> OpenShard:
         """Open the shard of a segment."""
-        return open_shard(self.storage, segment.ref, schemas=self._schema_of)
+        return open_shard(
+            self.storage, segment.ref, schemas=self._schema_of, keeps_pictures=self.keeps_pictures
+        )
 
     def open_segment(self, segment: StoredSegment) -> OpenShard:
         """See `open_shard`."""

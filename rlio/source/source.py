@@ -42,6 +42,9 @@ class Source(ABC):
     pinned: bool = True
     #: Rows that a shuffle without a store mixes, if not four times those of the largest group.
     window_rows: int | None = None
+    #: Whether pictures that are stored as PNG or JPEG stay so (`rlio.batch.encoded_picture`), for
+    #: conversions. Set it before a row is read.
+    keeps_pictures: bool = False
     #: Sentences about what is not read, for reports.
     notes: Sequence[str] = ()
 
@@ -258,6 +261,8 @@ class OpenSegment(Protocol):
     """
 
     schema: Schema
+    #: Whether `read_folded` leaves pictures encoded; as the `Source` has it, unless it is set before.
+    keeps_pictures: bool
     #: Number of rows of each group.
     rows: list[int]
     #: Number of units of each group: steps, joint steps, or sequences.

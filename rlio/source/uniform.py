@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.encoded_picture import row_type
 from rlio.batch.join import Unlike
 from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.errors import MissingColumn, SchemaError, excerpt
@@ -129,12 +130,13 @@ class Uniform:
                     "the names that all records have",
                     column=name,
                 )
-            if values.shape[1:] != shape:
+            dtype_found, shape_found = row_type(values)
+            if shape_found != shape:
                 raise SchemaError(
-                    f"rows of shape {values.shape[1:]}{_within(path)} where the first record has {shape}",
+                    f"rows of shape {shape_found}{_within(path)} where the first record has {shape}",
                     column=name,
                 )
-            if values.dtype != dtype and not (values.dtype.kind == dtype.kind and dtype.kind in "US"):
+            if dtype_found != dtype and not (dtype_found.kind == dtype.kind and dtype.kind in "US"):
                 if not _fits(values, dtype):
                     raise SchemaError(
                         f"dtype {values.dtype}{_within(path)} where the first record has {dtype}", column=name
@@ -240,7 +242,7 @@ def _may_lack(name: str, parts: list[tuple[str, SampleBatch]]) -> bool:
 
 
 def _types(rows: Mapping[str, Any] | SampleBatch) -> _Types:
-    return {leaf: (values.dtype, values.shape[1:]) for leaf, values in _leaves(rows)}
+    return {leaf: row_type(values) for leaf, values in _leaves(rows)}
 
 
 def _leaves(rows: Mapping[str, Any] | SampleBatch) -> list[tuple[_Leaf, NDArray[Any]]]:

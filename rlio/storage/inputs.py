@@ -28,7 +28,7 @@ from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
 from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
-__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "open_input"]
+__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "natural_order", "open_input"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -103,7 +103,7 @@ def expand_inputs(
             found.setdefault((id(file.fs), file.path), file)
             if len(found) > limit:
                 raise UnsafeData(f"more than {limit} files: raise the limit if they are yours", uri=place.uri)
-    return sorted(found.values(), key=lambda file: (_natural(file.uri), file.uri))
+    return sorted(found.values(), key=lambda file: (natural_order(file.uri), file.uri))
 
 
 def open_input(file: InputFile) -> IO[bytes]:
@@ -174,7 +174,7 @@ class _Stream(io.RawIOBase):
             self._file.close()
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def natural_order(text: str) -> list[tuple[int, str]]:
     """Sort key that puts ``_9`` before ``_10``, because loggers number their files without padding."""
     parts = _DIGITS.split(text)
     # Odd places hold digits. Their length without zeros, and then the digits, orders numbers of any size.

@@ -26,6 +26,7 @@ from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_hdf5, titles_of_read
 from rlio.formats.place import about_format, closed_on_error
+from rlio.formats.tables.hdf5 import suggested_for
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.source.episodes import EpisodeFiles
@@ -186,8 +187,9 @@ class D4rlSource:
             raise UnknownLayout(
                 "not in D4RL's layout, which has observations, actions, rewards and terminals: found "
                 f"{tree_of(group)}. The layouts of HDF5 that rlio reads are {titles_of_read(hdf5=True)}. "
-                "Read any other with h5py, and pass its arrays to rlio.from_arrays(arrays, "
-                "mapping=rlio.Mapping(columns=...)), or its episodes to rlio.from_episodes(episodes)",
+                f"Of any other, say what its names mean: {suggested_for(self._handles, number)} "
+                "(docs/mapping.md); or read it with h5py, and pass its arrays to rlio.from_arrays, or its "
+                "episodes to rlio.from_episodes",
                 uri=uri,
                 column=missing[0],
             )

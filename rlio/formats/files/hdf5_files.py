@@ -20,13 +20,15 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from rlio.errors import UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
@@ -49,7 +51,9 @@ _FILTERS: Final = frozenset((1, 2, 3, 4, 5, 6, 32000))
 _CHUNKED: Final = 2
 # Names of a file that a message shows, and how deep.
 _SHOWN: Final = 20
-_SHOWN_DEPTH: Final = 4
+_SHOWN_DEPTH: Final = 6
+# Names of a group among which those that are alike are counted.
+_LISTED: Final = 1000
 _VIRTUAL: Final = 3
 
 
@@ -70,13 +74,32 @@ class Hdf5Files:
     def dataset(self, number: int, path: str) -> Any:
         """A dataset of a file, whose path was checked. It stays open if its cache of chunks is small."""
         opened = self._of(number)
-        if path in opened.datasets:
-            return opened.datasets[path][0]
-        found = opened.file[path]
-        caches = min(found.nbytes, _CACHE_BYTES) if found.chunks else 0
-        kept = sum(size for _, size in opened.datasets.values())
-        if len(opened.datasets) < _OPEN_DATASETS and kept + caches <= _CACHE_BYTES:
-            opened.datasets[path] = found, caches
+        return opened.kept(path) or opened.keep(path, opened.file[path])
+
+    def checked(self, number: int, path: str, limits: Limits) -> Any:
+        """A dataset of a file, checked as it is opened; see `dataset`.
+
+        Raises:
+            CorruptData: It is absent, or not a dataset.
+            UnsafeData: It leads out of the file, or asks for too much.
+        """
+        opened = self._of(number)
+        if (kept := opened.kept(path)) is not None:
+            return kept
+        found = self.member(number, path)
+        if not self.is_dataset(found):
+            raise CorruptData(f"{excerpt(path)} is {'absent' if found is None else 'not a dataset'}")
+        if found.shape:
+            check_dataset(found, path, self.files[number].uri, limits)
+        return opened.keep(path, found)
+
+    def member(self, number: int, path: str) -> Any:
+        """A group or dataset that is stored in the file itself; None: there is none. "" is the file."""
+        found = self.file(number)
+        for name in path.split("/") if path else ():
+            if not self.is_group(found) or name not in found:
+                return None
+            found = self.child(found, name)
         return found
 
     def _of(self, number: int) -> _Opened:
@@ -93,11 +116,48 @@ class Hdf5Files:
         except BaseException:
             stream.close()
             raise
-        return _Opened(file, stream, {})
+        return _Opened(file, stream, OrderedDict(), {})
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""
         return guarded(self.files[number], record, action, format="HDF5", also=(RuntimeError,))
+
+    def tree(self, number: int, path: str, limits: Limits) -> Any:
+        """The datasets at a path: "" for a dataset itself; of a group, its members by name, likewise.
+
+        Groups without datasets are left out.
+
+        Raises:
+            UnsafeData: It has more datasets or levels than ``limits`` allow, or a member is a link.
+            SchemaError: There is no dataset.
+        """
+        opened, left = self._of(number), [limits.columns]
+        if path in opened.trees:
+            return opened.trees[path]
+
+        def below(member: Any, place: str, depth: int) -> Any:
+            left[0] -= 1
+            if left[0] < 0 or depth > limits.nesting:
+                raise UnsafeData(f"{excerpt(path)} has more members or levels than Limits allow")
+            if self.is_dataset(member):
+                if member.shape and opened.kept(place) is None:  # It will be read next.
+                    with contextlib.suppress(UnsafeData):  # `checked` raises it, if the dataset is read.
+                        check_dataset(member, place, self.files[number].uri, limits)
+                        opened.keep(place, member)
+                return ""
+            if not self.is_group(member):
+                return None
+            inside = f"{place}/" if place else ""
+            inner = {name: below(self.child(member, name), inside + name, depth + 1) for name in member}
+            return {name: part for name, part in inner.items() if part is not None} or None
+
+        found = below(self.member(number, path), path, 0)
+        if found is None:
+            raise SchemaError("found no dataset", column=path)
+        if len(opened.trees) >= _OPEN_DATASETS:
+            opened.trees.clear()
+        opened.trees[path] = found
+        return found
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``; refuses links."""
@@ -105,6 +165,10 @@ class Hdf5Files:
         if not isinstance(link, self._h5py.HardLink):
             raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
         return group[name]
+
+    def is_stored(self, group: Any, name: str) -> bool:
+        """Whether a member of ``group`` is stored in the file itself, and no link."""
+        return isinstance(group.get(name, getlink=True), self._h5py.HardLink)
 
     def is_dataset(self, item: Any) -> bool:
         return isinstance(item, self._h5py.Dataset)
@@ -121,7 +185,25 @@ class _Opened(NamedTuple):
 
     file: Any
     stream: IO[bytes]
-    datasets: dict[str, tuple[Any, int]]
+    datasets: OrderedDict[str, tuple[Any, int]]
+    #: What is in the groups that were read last, see `Hdf5Files.tree`.
+    trees: dict[str, Any]
+
+    def kept(self, path: str) -> Any:
+        """A dataset that is open; None: it is not."""
+        if path not in self.datasets:
+            return None
+        self.datasets.move_to_end(path)
+        return self.datasets[path][0]
+
+    def keep(self, path: str, found: Any) -> Any:
+        """Keep a dataset open instead of those that were used least recently, if its cache is small."""
+        caches = min(found.nbytes, _CACHE_BYTES) if found.chunks else 0
+        kept = sum(size for _, size in self.datasets.values())
+        while self.datasets and (len(self.datasets) >= _OPEN_DATASETS or kept + caches > _CACHE_BYTES):
+            kept -= self.datasets.popitem(last=False)[1][1]
+        self.datasets[path] = found, caches
+        return found
 
     def close(self) -> None:
         self.datasets.clear()
@@ -132,7 +214,10 @@ class _Opened(NamedTuple):
 
 
 def tree_of(group: Any) -> str:
-    """The names in an HDF5 file with dtypes and shapes, for a message: 20 of them, 4 levels deep."""
+    """The names in an HDF5 file with dtypes and shapes, for a message: 20 of them, 6 levels deep.
+
+    Of groups whose names differ by their number alone, the first is shown.
+    """
     import h5py
 
     found: list[str] = []
@@ -141,16 +226,42 @@ def tree_of(group: Any) -> str:
         path, item, depth = pending.pop()
         if isinstance(item, h5py.Dataset):
             found.append(f"{excerpt(path, 80)[1:-1]} ({item.dtype} {item.shape})")
+        elif isinstance(item, int):
+            found.append(f"{item} more {excerpt(path, 80)[1:-1]}/")
         elif not isinstance(item, h5py.Group) or (path and (depth == _SHOWN_DEPTH or not len(item))):
             found.append(f"{excerpt(path, 80)[1:-1]}/")
         else:
-            names = [name for _, name in zip(range(_SHOWN + 1), item, strict=False)]
-            for name in reversed(names):  # What a link leads to is not opened.
-                is_link = not isinstance(item.get(name, getlink=True), h5py.HardLink)
-                below = f"{path}/{name}".lstrip("/")
-                pending.append((below, None if is_link else item[name], depth + 1))
+            pending += reversed(_first_members(path, item, depth + 1))
     more = ", ..." if len(found) > _SHOWN or pending else ""
     return ", ".join(found[:_SHOWN]) + more or "nothing"
+
+
+def _first_members(path: str, group: Any, depth: int) -> list[tuple[str, Any, int]]:
+    """Some members of a group: path, the member, and its depth; of groups that are alike, their number.
+
+    What a link leads to is not opened.
+    """
+    import h5py
+
+    found: list[tuple[str, Any, int]] = []
+    alike: dict[str, list[int]] = {}  # Name without its number -> its place, and how many there are.
+    for _, name in zip(range(_LISTED), group, strict=False):
+        family, is_link = (
+            name.rstrip("0123456789"),
+            not isinstance(group.get(name, getlink=True), h5py.HardLink),
+        )
+        if family != name and family in alike:
+            alike[family][1] += 1
+            continue
+        if len(found) <= _SHOWN:
+            item = None if is_link else group[name]
+            if family != name and isinstance(item, h5py.Group):
+                alike[family] = [len(found), 0]
+            found.append((f"{path}/{name}".lstrip("/"), item, depth))
+    for family, (at, count) in sorted(alike.items(), key=lambda one: -one[1][0]):
+        if count:
+            found.insert(at + 1, (f"{path}/{family}*".lstrip("/"), count, depth))
+    return found
 
 
 def check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> tuple[tuple[int, ...], np.dtype[Any]]:

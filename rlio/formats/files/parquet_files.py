@@ -45,6 +45,7 @@ class _Scan:
 
     Attributes:
         key: The open file, the row group, and the columns.
+        size: Most rows of a batch.
         batches: The batches that were not read yet.
         rest: The last batch that was read, if it has rows that were not asked for.
         at: Number of the first row of ``rest``, or of the next batch.
@@ -52,6 +53,7 @@ class _Scan:
     """
 
     key: tuple[ForeignFile, int, list[str]]
+    size: int
     batches: Iterator[Any]
     rest: Any = None
     at: int = 0
@@ -123,8 +125,13 @@ class ParquetFiles:
         if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
             limits.check_inflation(*self._inflated[number, group], "a row group")
         scan, self._scan = self._scan, None  # After an error, the next call begins again.
-        if scan is None or scan.key != (file, group, columns) or scan.at > start:
-            scan = _Scan((file, group, columns), file.arrow.iter_batches(most, [group], columns))
+        if scan is not None and (scan.key != (file, group, columns) or scan.at > start):
+            scan = None
+        # Its batches are as small as the first part, which may have been a look at a few rows.
+        if scan is not None and start <= scan.size < most:
+            scan = None
+        if scan is None:
+            scan = _Scan((file, group, columns), most, file.arrow.iter_batches(most, [group], columns))
         while scan.at < stop:
             batch = next(scan.batches, None) if scan.rest is None else scan.rest
             if batch is None:

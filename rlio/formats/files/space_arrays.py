@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.encoded_picture import row_type
 from rlio.errors import SchemaError, excerpt
 from rlio.support.spaces import Spaces
 
@@ -177,8 +178,9 @@ def check_fits(column: Any, space: Any, name: str) -> None:
     if isinstance(space, Text):
         if not all(isinstance(row, str) for row in column):
             raise SchemaError("found no text where the space has text", column=name)
-    elif column.dtype.kind not in "biuf" or column.shape[1:] != space.shape:
+        return
+    dtype, shape = row_type(column)
+    if dtype.kind not in "biuf" or shape != space.shape:
         raise SchemaError(
-            f"found {column.dtype} of shape {column.shape[1:]}, expected {space.dtype} of {space.shape}",
-            column=name,
+            f"found {dtype} of shape {shape}, expected {space.dtype} of {space.shape}", column=name
         )

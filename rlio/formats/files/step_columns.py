@@ -39,8 +39,10 @@ _OTHER_ENDS: Final = (
 _RETURN: Final = re.compile(r"(^|_)(returns?|rets?)$")
 
 
-def suggested_mapping(names: Collection[str]) -> str:
+def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str:
     """The mapping that a table with these columns may need, as code for a message; ``...`` where none fits.
+
+    ``ends``: the option that says where an episode ends, if it is no column.
 
     Example:
         >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
@@ -67,7 +69,9 @@ def suggested_mapping(names: Collection[str]) -> str:
         found[column] = excerpt(meant[0], 60) if meant else "..."
     columns = ", ".join(f"{column!r}: {found[column]}" for column in _STEP_COLUMNS)
     end = found[Columns.TERMINATEDS]
-    if found[Columns.EPS_ID] != "..." or (end == "..." and not other):
+    if ends is not None:
+        pass
+    elif found[Columns.EPS_ID] != "..." or (end == "..." and not other):
         ends = f"episode={found[Columns.EPS_ID]}"
     else:
         is_flag = end != "..." and (not other or "not" in other[0][1])

@@ -9,7 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlio.formats.files.images import encode_png
+from rlio.batch.arrays import zero_leaf
+from rlio.batch.encoded_picture import is_encoded, row_type
+from rlio.batch.picture_codecs import decode_column, file_of
+from rlio.batch.pictures import encode_png
 from rlio.formats.lerobot.source import (
     DONE,
     EPISODE,
@@ -34,6 +37,8 @@ _TOLERANCE: Final = 1e-4
 _FILES_IN_CHUNK: Final = 1000
 _FILE_MB: Final = 100
 _VIDEO_MB: Final = 200
+# Pictures of which the statistics are made at once, in floats of eight bytes.
+_PICTURES: Final = 16
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 _TASKS = "meta/tasks.parquet"
@@ -45,8 +50,9 @@ class LeRobotSink:
     """Writes episodes as a LeRobot data set of version 3.0; an `EpisodeSink`.
 
     Observations are the features ``observation.state``, or ``observation.image`` (a picture), or one feature
-    ``observation.<key>`` for each key of a dict; pictures are PNG in the Parquet files. Each file is built in
-    memory and has about 100 MB. A sink for the folder of an interrupted sink begins again.
+    ``observation.<key>`` for each key of a dict; pictures are PNG in the Parquet files, or the files that the
+    source has. Each file is built in memory and has about 100 MB. A sink for the folder of an interrupted
+    sink begins again.
 
     Args:
         storage: The folder.
@@ -106,12 +112,22 @@ class LeRobotSink:
         table = pa.table(arrays)
         if self._writer is None:
             self._stream = io.BytesIO()
-            self._writer = pq.ParquetWriter(self._stream, table.schema, compression="snappy")
+            # Floats and files of pictures seldom repeat: a dictionary of them takes a third of the time.
+            few = [field.name for field in table.schema if not _is_varied(field.type)]
+            self._writer = pq.ParquetWriter(
+                self._stream, table.schema, compression="snappy", use_dictionary=few
+            )
         self._writer.write_table(table, row_group_size=max(1, len(table)))  # One row group an episode.
         for name, column in columns.items():
-            if column.dtype.kind in "biuf" and len(column):
-                is_picture = self._features[name]["dtype"] == "image"
-                self._stats.setdefault(name, _Statistics()).add(column, is_picture=is_picture)
+            if name not in self._stats:
+                self._stats[name] = _Statistics()
+            stats = self._stats[name]
+            if self._features[name]["dtype"] == "image":
+                for start in range(0, len(column), _PICTURES):
+                    part = column[start : start + _PICTURES]
+                    stats.add(decode_column(part) if is_encoded(part) else part, is_picture=True)
+            elif column.dtype.kind in "biuf" and len(column):
+                stats.add(column, is_picture=False)
         used = sorted(set(columns[_TASK].tolist()))
         self._rows.append(
             {
@@ -138,7 +154,8 @@ class LeRobotSink:
         columns = _named(episode.obs, "observation") | _named(episode.actions, "action")
         if episode.declares_final:
             for name, leaf in _named(episode.new_obs, "observation").items():
-                column = np.full_like(leaf, "") if leaf.dtype == object else np.zeros_like(leaf)
+                is_text = leaf.dtype == object and not is_encoded(leaf)
+                column = np.full_like(leaf, "") if is_text else zero_leaf(leaf, len(leaf))
                 column[-1:] = leaf[-1:]
                 columns[FINAL + name.removeprefix("observation")] = column
             columns[FINAL_KNOWN] = (frames == steps - 1) & episode.has_final_observation
@@ -178,7 +195,7 @@ class LeRobotSink:
         self._end_file()
         self._put(_EPISODES, _parquet(pa.Table.from_pylist(self._rows)))
         self._put(_TASKS, _parquet(_task_table(self._tasks)))
-        stats = {name: found.as_json() for name, found in self._stats.items()}
+        stats = {name: found.as_json() for name, found in self._stats.items() if found.count}
         self._put(_STATS, json.dumps(stats).encode())
         for folder in ("data", "meta"):  # Of an interrupted sink that had written more.
             for entry in self._storage.list(folder):
@@ -218,14 +235,15 @@ def _named(column: Any, prefix: str) -> dict[str, np.ndarray]:
 
 
 def _is_picture(array: np.ndarray) -> bool:
-    return array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] in (1, 3, 4)
+    dtype, shape = row_type(array)
+    return dtype == np.uint8 and len(shape) == 3 and shape[2] in (1, 3, 4)
 
 
 def _feature(column: np.ndarray) -> dict[str, Any]:
     """What LeRobot's metadata says of a column."""
     if _is_picture(column):
         names = ["height", "width", "channels"]
-        return {"dtype": "image", "shape": list(column.shape[1:]), "names": names}
+        return {"dtype": "image", "shape": list(row_type(column)[1]), "names": names}
     dtype = "string" if column.dtype == object else column.dtype.name
     return {"dtype": dtype, "shape": list(column.shape[1:]) or [1], "names": None}
 
@@ -235,7 +253,8 @@ def _to_arrow(column: np.ndarray, feature: Mapping[str, Any]) -> Any:
 
     if feature["dtype"] == "image":
         kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        return pa.array([{"bytes": file, "path": None} for file in encode_png(column)], kind)
+        files = map(file_of, column) if is_encoded(column) else encode_png(column)
+        return pa.array([{"bytes": file, "path": None} for file in files], kind)
     if feature["dtype"] == "string":
         return pa.array(column.tolist(), pa.string())
     array = pa.array(np.ascontiguousarray(column).reshape(-1))
@@ -248,6 +267,13 @@ def _to_arrow(column: np.ndarray, feature: Mapping[str, Any]) -> Any:
         offsets = np.arange(0, len(array) + 1, size, dtype=np.int32)
         array = pa.ListArray.from_arrays(offsets, array)
     return array
+
+
+def _is_varied(kind: Any) -> bool:
+    """Whether values of a type of Arrow are of floats or bytes, or nested."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(kind) or pa.types.is_floating(kind) or pa.types.is_binary(kind))
 
 
 def _parquet(table: Any) -> bytes:
@@ -274,7 +300,7 @@ class _Statistics:
     """Minimum, maximum, mean and deviation of a feature along its last axis, of pictures by channel."""
 
     def __init__(self) -> None:
-        self._count = self._weight = 0
+        self.count = self._weight = 0
         self._low, self._high = np.array(np.inf), np.array(-np.inf)
         self._mean = self._square = np.array(0.0)
 
@@ -287,17 +313,18 @@ class _Statistics:
             shape = column.shape[1:][-1:] or (1,)
             values = column.reshape(-1, *shape).astype(np.float64)
         low, high = values.min(0).reshape(shape), values.max(0).reshape(shape)
-        mean = values.mean(0).reshape(shape)
-        square = values.var(0).reshape(shape) * len(values)
+        mean = values.mean(0)
+        square = ((values - mean) ** 2).sum(0).reshape(shape)
+        mean = mean.reshape(shape)
         both = self._weight + len(values)
         difference = mean - self._mean
         self._mean = self._mean + difference * (len(values) / both)
         self._square = self._square + square + difference**2 * (self._weight * len(values) / both)
         self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        self._count += len(column)
+        self.count += len(column)
         self._weight = both
 
     def as_json(self) -> dict[str, Any]:
         found = {"min": self._low, "max": self._high, "mean": self._mean}
         listed = {name: value.tolist() for name, value in found.items()}
-        return {**listed, "std": np.sqrt(self._square / self._weight).tolist(), "count": [self._count]}
+        return {**listed, "std": np.sqrt(self._square / self._weight).tolist(), "count": [self.count]}

@@ -28,9 +28,9 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
+from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
@@ -39,6 +39,7 @@ from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
+from rlio.schemas.schema import leaf_name
 from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
 from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
@@ -91,6 +92,7 @@ FORMAT = Format(
         lone_keys=frozenset(("state", "image")),
         rewards="numbers",
         needs_rewards=False,
+        pictures=frozenset(("png", "jpeg")),
         final_obs="declared",
         ids="none",
         start=False,
@@ -175,6 +177,7 @@ class LeRobotSource:
             self._videos = []
         if self._videos:
             _av(self._videos)
+            self._notes.append(self._about_videos())
         self._episodes = self._read_episodes()
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
         self._check_totals()
@@ -224,6 +227,19 @@ class LeRobotSource:
         ]
 
     # ---- what describes the whole ----
+
+    def _about_videos(self) -> str:
+        """What a conversion makes of videos, whose frames are not files."""
+        parts = list(_parts(self._features, "observation"))
+        keys = [name.removeprefix("observation").removeprefix(".") for name in self._videos]
+        is_one = len(parts) == 1 and parts[0] in _PLAIN
+        shown = {
+            Columns.OBS if is_one else leaf_name(Columns.OBS, (key,)): "png" for key in keys if key in parts
+        }
+        return (
+            "Frames of videos are decoded. A conversion into a data set of rlio stores them raw; as PNG with "
+            f"options={{'pictures': {shown}}}."
+        )
 
     def _note_absences(self) -> None:
         data = {path for path in self._sizes if path.startswith("data/") and path.endswith(".parquet")}
@@ -503,7 +519,7 @@ class LeRobotSource:
         if len(rows) < len(values):
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
         # A file of one channel has no axis for it. Other shapes in the metadata may have the channels first.
-        return decode_images(rows, shape if shape[2:] == (1,) else None, limits=self._limits)
+        return encoded_column(rows, shape if shape[2:] == (1,) else None, limits=self._limits)
 
     def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
         """Some frames of an episode."""

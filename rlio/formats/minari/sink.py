@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import mmap
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -21,11 +19,11 @@ from rlio.batch.nested import leaves
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.files.space_arrays import children_of
 from rlio.formats.format import Holds
+from rlio.formats.hdf5_sink import NewHdf5File
 from rlio.formats.minari.source import FORMAT, KEPT
 from rlio.formats.minari.spaces import space_to_minari
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.storage.filesystem import Storage
-from rlio.support.extras import needs
 from rlio.support.options import check_choice
 
 __all__ = [
@@ -35,6 +33,7 @@ __all__ = [
 # The version of Minari whose layout is written: older ones would take raw pictures for JPEG files.
 _VERSION: Final = "0.5.4"
 _METADATA: Final = "data/metadata.json"
+_DATA: Final = "data/main_data.hdf5"
 _ID = re.compile(r"(?:[-\w][-\w/]*[-\w]/)?[-\w]+-v[0-9]+")
 _LISTS: Final = ("author", "author_email", "requirements")
 _NUMBERS: Final = ("ref_min_score", "ref_max_score", "num_episodes_average_score")
@@ -213,16 +212,13 @@ class _Hdf5Writer:
     """One file, with a group for each episode."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        with needs("h5py", "hdf5"):
-            import h5py
+        self._new = NewHdf5File(storage, _DATA, track_order=True)
+        import h5py
+
         self._text = h5py.string_dtype("utf-8")
-        descriptor, self._path = tempfile.mkstemp(prefix="rlio-", suffix=".hdf5")
-        os.close(descriptor)
-        self._file = h5py.File(self._path, "w", track_order=True)
 
     def add(self, columns: Mapping[str, Any], spaces: tuple[Any, Any], about: Mapping[str, Any]) -> None:
-        group = self._file.create_group(f"episode_{about['id']}")
+        group = self._new.file.create_group(f"episode_{about['id']}")
         seed = about.get("seed")
         group.attrs.update(about if seed is None else {**about, "seed": np.array(seed)})
         for name, column in columns.items():
@@ -239,19 +235,10 @@ class _Hdf5Writer:
 
     def close(self) -> tuple[set[str], int]:
         """Store what is not stored yet; gives the paths of all files, and their bytes."""
-        self._file.close()
-        path = "data/main_data.hdf5"
-        with open(self._path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            size = len(content)
-            with memoryview(content) as view:
-                self._storage.put(path, view)
-        self.abort()
-        return {path}, size
+        return {_DATA}, self._new.close()
 
     def abort(self) -> None:
-        self._file.close()
-        if os.path.exists(self._path):
-            os.remove(self._path)
+        self._new.abort()
 
 
 class _ArrowWriter:

@@ -27,10 +27,10 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
+from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
-from rlio.formats.files.images import decode_images
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
@@ -77,6 +77,7 @@ FORMAT = Format(
     ),
     root=("data/metadata.json", "metadata.json"),
     home=("MINARI_DATASETS_PATH", "~/.minari/datasets"),
+    remote="rlio.formats.minari.remote:uri_of_id",
     advice="read it with rlio.read",
     about="All observations, spaces, seeds and the environment's spec are read, infos and options are not.",
 )
@@ -279,7 +280,7 @@ class _Decode:
 
     def pictures(self, rows: Sequence[bytes], space: Any) -> np.ndarray:
         """JPEG files as pictures."""
-        return decode_images(rows, space.shape, format="JPEG", limits=self.limits)
+        return encoded_column(rows, space.shape, codec="jpeg", limits=self.limits)
 
 
 def is_image_space(space: Any) -> bool:

@@ -28,7 +28,7 @@ def stated_lengths(table: Table, mapping: Mapping) -> list[int] | None:
         SchemaError: Its values do not fit the number of rows.
     """
     name = mapping.lengths or mapping.ends
-    if table.is_arranged:
+    if table.is_cut:
         return list(table.lengths or ())
     if name is None:
         is_used = mapping.per_file is None and not (mapping.episode or mapping.starts)

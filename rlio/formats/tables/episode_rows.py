@@ -60,7 +60,7 @@ class EpisodeRows(Table):
         SchemaError: No column has lists, or the lists of an episode have different lengths.
     """
 
-    is_arranged = True
+    is_cut = True
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         super().__init__(table.uri)

@@ -43,7 +43,7 @@ class FinalRows(Table):
         steps: Of each file: the steps of each episode.
     """
 
-    is_arranged = True
+    is_cut = True
 
     def __init__(self, table: Table, steps: Sequence[Sequence[int]]) -> None:
         super().__init__(table.uri)
@@ -64,7 +64,7 @@ class FinalRows(Table):
             [name for name, is_obs in tops.items() if is_obs == wanted] for wanted in (True, False)
         )
         array = mapping.lengths or mapping.ends
-        if not obs or not others or not (array or mapping.per_file):
+        if not table.holds_arrays or not obs or not others or not (array or mapping.per_file):
             return None
         steps: list[list[int]] = []
         for file in range(len(table.rows)):

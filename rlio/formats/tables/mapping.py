@@ -44,8 +44,9 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.inputs import raise_at
-from rlio.formats.files.step_columns import check_other_names, suggested_mapping
+from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
+from rlio.formats.sink import Origin
 from rlio.formats.tables.cuts import stated_lengths
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
@@ -110,7 +111,7 @@ class _Flag(NamedTuple):
 
 
 class MappedSource:
-    """The episodes of a table; an `EpisodeSource` that reads many short ones at once.
+    """The episodes of a table; an `EpisodeSource` that reads many short ones at once, and long ones in parts.
 
     Opening reads the columns that show where episodes end.
 
@@ -126,17 +127,23 @@ class MappedSource:
     """
 
     spaces: tuple[Any, Any] | None = None
+    reads_parts = True
+    #: See `EpisodeSource`: a format that knows the meaning of its columns states them.
+    origin: Origin | None = None
+    left_out: Sequence[str] = ()
+    beside: Sequence[InputFile] = ()
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
-        self._table, self._map = table, mapping
-        self._id_names = tuple(mapping.episode or ())
+        self._table = table
         #: Flags of which there is one an episode.
         self._of_episodes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.notes: list[str] = []
         #: Of columns of categories: the code of each.
         self._codes: dict[tuple[str, ...], dict[Any, int]] = {}
         try:
+            mapping = self._map = table.arranged(mapping)
+            self._id_names = tuple(mapping.episode or ())
             _settle_rows(table, mapping)
             if mapping.per_row:
                 steps = EpisodeRows(table, mapping)
@@ -194,7 +201,7 @@ class MappedSource:
     def _suggested(self, error: RlioError) -> str:
         """The mapping that the table may need, if one of its names is wrong, to be appended to a message."""
         is_name = isinstance(error, (MissingColumn, OptionError))
-        return f"; it may need {suggested_mapping(self._table.names)}" if is_name else ""
+        return f"; it may need {self._table.as_stored.suggested()}" if is_name else ""
 
     def _path(self, name: object, option: str) -> tuple[str, ...]:
         """Top-level column, and the keys below it."""
@@ -271,8 +278,9 @@ class MappedSource:
     def _try(self) -> int:
         """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
         rows = min(3, self._rows)
-        last = np.isin(np.arange(rows), np.array(self._starts[1:]) - 1)
-        columns = {name: self._built(name, 0, rows, self._keep(name, last)) for name in self._specs}
+        starts = np.array(self._starts)
+        first, last = (np.isin(np.arange(rows), ends) for ends in (starts[:-1], starts[1:] - 1))
+        columns = {name: self._built(name, 0, rows, self._keep(name, first, last)) for name in self._specs}
         now, after = (
             {path: leaf.shape[1:] for path, leaf in leaves(columns[name])} if name in columns else None
             for name in (Columns.OBS, Columns.NEXT_OBS)
@@ -353,8 +361,8 @@ class MappedSource:
             )
         return sorted(values)
 
-    def _keep(self, name: str, last: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Which rows have the values of a column; None: all. ``last``: the last rows of episodes.
+    def _keep(self, name: str, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Which rows have the values of a column; None: all. ``first``, ``last``: those rows of episodes.
 
         A final row has an observation only::
 
@@ -365,7 +373,7 @@ class MappedSource:
         """
         if not self._map.final_row or name == Columns.OBS:
             return None
-        return ~np.concatenate([[True], last])[: len(last)] if name in self._map.shifted else ~last
+        return ~first if name in self._map.shifted else ~last
 
     def _built(self, name: str, start: int, stop: int, keep: NDArray[np.bool_] | None = None) -> Any:
         """A column of rlio. ``keep``: which of the rows; None: all."""
@@ -665,12 +673,26 @@ class MappedSource:
 
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read several episodes; see `RunSource`."""
-        start, end = self._starts[first], self._starts[stop]
-        ends = np.array(self._starts[first + 1 : stop + 1], np.int64) - start
-        lengths = np.diff(ends, prepend=0)
-        rows, mapping = end - start, self._map
-        last = np.zeros(rows, np.bool_)
-        last[ends[lengths > 0] - 1] = True
+        return self._loaded(range(first, stop), self._starts[first], self._starts[stop], columns)
+
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Read some steps of an episode; see `PartSource`."""
+        row, steps = self._starts[episode] + start, stop - start
+        # The row after the last one has the observation that follows it.
+        end = min(row + steps + (self._map.next_obs == DERIVE), self._starts[episode + 1])
+        found: SampleBatch = self._loaded(range(episode, episode + 1), row, end, columns)[:steps]
+        return found
+
+    def _loaded(self, episodes: range, start: int, end: int, columns: frozenset[str] | None) -> SampleBatch:
+        """Rows of some episodes, or of a part of one, as the table has them, final rows included."""
+        bounds = np.array(self._starts[episodes.start : episodes.stop + 1], np.int64)
+        cut = bounds.clip(start, end)
+        is_whole = (bounds[1:] <= end) & (np.diff(cut) > 0)
+        mapping = self._map
+        last = np.zeros(end - start, np.bool_)
+        last[bounds[1:][is_whole] - start - 1] = True
+        first = np.zeros(end - start, np.bool_)
+        first[cut[:-1][np.diff(cut) > 0] - start] = True
         keep = ~last if mapping.final_row else None
 
         def is_wanted(*names: str) -> bool:
@@ -681,7 +703,9 @@ class MappedSource:
         for name in self._specs:
             also = (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID) if name == Columns.OBS and derives else ()
             if is_wanted(name, *also):
-                found[name] = self._built(name, start, end, self._keep(name, last))
+                found[name] = self._built(name, start, end, self._keep(name, first, last))
+                if name in mapping.shifted and not is_whole.all():  # A part; its last row is cut off.
+                    found[name] = map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), found[name])
         if derives and is_wanted(Columns.NEXT_OBS, Columns.NEXT_OBS_VALID):
             found[Columns.NEXT_OBS] = map_structure(lambda leaf: _shifted(leaf, last), found[Columns.OBS])
             if not mapping.final_row:
@@ -689,16 +713,17 @@ class MappedSource:
         if keep is not None:
             for name in found.keys() & {Columns.OBS, Columns.NEXT_OBS}:
                 found[name] = map_structure(lambda leaf: leaf[keep], found[name])
-        found |= self._ends_of(first, stop, last, is_complete=self._is_closed or stop < len(self.lengths))
-        steps = np.array(self.lengths[first:stop], np.int64)
+        is_complete = self._is_closed or episodes.stop < len(self.lengths)
+        found |= self._ends_of(episodes, start, end, last, is_whole, is_complete=is_complete)
+        steps = np.diff(cut) - is_whole.astype(np.int64) * mapping.final_row
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
             values = one_a_row(Columns.EPS_ID, self._read(start, end, self._ids, keep=keep)[self._ids[0]])
             found[Columns.EPS_ID] = values.astype(np.int64) if values.dtype.kind == "u" else values
         elif Columns.EPS_ID not in self._specs:
-            found[Columns.EPS_ID] = np.repeat(np.arange(first, stop), steps)
+            found[Columns.EPS_ID] = np.repeat(np.array(episodes), steps)
         if Columns.T not in self._specs:
-            found[Columns.T] = np.arange(steps.sum()) - np.repeat(starts, steps)
+            found[Columns.T] = np.arange(steps.sum()) - np.repeat(starts + bounds[:-1] - cut[:-1], steps)
         elif derives:
             self._check_steps(start, self._built(Columns.T, start, end, keep), starts)
         return SampleBatch({name: column for name, column in found.items() if column is not None})
@@ -717,14 +742,21 @@ class MappedSource:
             )
 
     def _ends_of(
-        self, first: int, stop: int, last: NDArray[np.bool_], *, is_complete: bool
+        self,
+        episodes: range,
+        start: int,
+        end: int,
+        last: NDArray[np.bool_],
+        is_whole: NDArray[np.bool_],
+        *,
+        is_complete: bool,
     ) -> dict[str, NDArray[np.bool_]]:
-        """The flags of episodes, of whose rows ``last`` marks the last ones."""
-        start, end, found = self._starts[first], self._starts[stop], []
+        """The flags of rows. ``last`` marks the last ones of those ``episodes`` that are ``is_whole``."""
+        found = []
         for option, flag in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
             flags = last.copy() if option is True else np.zeros(len(last), np.bool_)
             if flag is not None and flag.path in self._of_episodes:
-                flags[last] = self._of_episodes[flag.path][first:stop]
+                flags[last] = self._of_episodes[flag.path][episodes.start : episodes.stop][is_whole]
             elif flag is not None:
                 flags = self._read_flags(start, end, [flag])[1][0]
             found.append(flags)
@@ -860,6 +892,8 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
 
 def describe(table: Table) -> str:
     """The columns of a table with dtype and three values each, for messages."""
+    if (own := table.described()) is not None:
+        return own
     shown = []
     file = next((number for number, rows in enumerate(table.rows) if rows), None)
     for name in list(table.names)[:_SHOWN_COLUMNS]:
@@ -929,13 +963,9 @@ def own_map(table: Table) -> Mapping:
         ids = [columns.pop(Columns.EPS_ID)] if table.lengths is None and Columns.EPS_ID in columns else []
         return _OwnNames(columns, episode=ids, terminated=flags[0], truncated=flags[1])
     except RlioError as error:
-        found, shown = str(error).partition(":")[0], describe(table)
-        names = list(table.names)
+        found, shown, way = str(error).partition(":")[0], describe(table), table.suggested()
         table.close()
-        raise UnknownLayout(
-            f"{found}; say what the columns mean: {suggested_mapping(names)} (docs/mapping.md); {shown}",
-            uri=table.uri,
-        ) from error
+        raise UnknownLayout(f"{found}; say what the columns mean: {way}; {shown}", uri=table.uri) from error
 
 
 def _own_columns(table: Table) -> dict[str, Any]:

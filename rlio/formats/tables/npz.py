@@ -73,6 +73,8 @@ class NpzTable(Table):
         limits: Bounds on the files; the arrays of a file together take `Limits.group_bytes` at most.
     """
 
+    holds_arrays = True
+
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files)
         self._limits = limits

@@ -25,6 +25,8 @@ from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, ex
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
+from rlio.formats.files.step_columns import suggested_mapping
+from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import InputFile
 
 __all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "table_in_memory"]
@@ -80,8 +82,10 @@ class Table:
 
     continues: bool | None = None
     lengths: Sequence[int] | None = None
-    #: Whether a mapping has arranged the rows, so that ``lengths`` are those of its episodes.
-    is_arranged: bool = False
+    #: Whether ``lengths`` are those of the mapping's episodes.
+    is_cut: bool = False
+    #: Whether `array` gives any column whole, as NPZ and arrays in memory do.
+    holds_arrays: bool = False
     together: frozenset[str] = frozenset()
 
     def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
@@ -108,6 +112,18 @@ class Table:
             self.uneven |= {*self.names} ^ {*names}
             self.names = [name for name in self.names if name in names]
         self.rows = [*self.rows, rows]
+
+    def arranged(self, mapping: ColumnMapping) -> ColumnMapping:
+        """The mapping by which the table is read; a table whose rows depend on it finds them here."""
+        return mapping
+
+    def described(self) -> str | None:
+        """What the table holds, for messages; None: its columns with dtype and values say it."""
+        return None
+
+    def suggested(self) -> str:
+        """The mapping that the table may need, as code for a message."""
+        return f"{suggested_mapping(list(self.names))} (docs/mapping.md)"
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """Read rows of some columns of a file.
@@ -152,7 +168,8 @@ class Table:
             )
         raise SchemaError(
             f"found {self.rows[file]} values, one a row: expected an array of one number an episode, which "
-            "NPZ and arrays in memory may have; if the number is that of the row's episode, pass episode="
+            "NPZ, HDF5 and arrays in memory may have; if the number is that of the row's episode, pass "
+            "episode="
         )
 
     def close(self) -> None:
@@ -186,6 +203,8 @@ class ArrayTable(Table):
         columns: Columns by name, nested where values are dicts. Arrays are not copied.
         lengths: See `Table`.
     """
+
+    holds_arrays = True
 
     def __init__(self, uri: str, columns: Mapping[str, Any], *, lengths: Sequence[int] | None = None) -> None:
         super().__init__(uri)
@@ -308,7 +327,7 @@ class Pieces(Table):
             ):
                 piece += 1
                 continue  # Rows that are far apart: no row of this piece is wanted.
-            table = self._piece(rows.file, piece, names)
+            table = self.piece(rows.file, piece, names)
             if len(table) != starts[piece + 1] - starts[piece]:
                 raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
             low = max(0, rows.start - starts[piece])
@@ -320,7 +339,8 @@ class Pieces(Table):
             piece += 1
         return parts
 
-    def _piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+    def piece(self, file: int, piece: int, names: Collection[str]) -> Any:
+        """A piece with some columns, as a table or record batch; the last ones are kept, see `Pieces`."""
         asked = self.together if self.together.issuperset(names) else frozenset(names)
         key = (file, piece, asked)
         if key in self._kept:
