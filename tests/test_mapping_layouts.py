@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -39,6 +40,7 @@ from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.tables import mapping as tables
 from rlio.formats.tables import table as table_module
 from rlio.formats.tables import text_table
+from rlio.source import episodes as episodes_module
 
 LENGTHS = (3, 1, 5)
 COLUMNS = {"obs": ["x"], "actions": "a", "rewards": "r"}
@@ -924,6 +926,77 @@ def test_a_final_row_needs_no_category() -> None:
     table = pa.table({**later(), "a": [None, *MOVES[:3], None, MOVES[3], None, *MOVES[4:]]})
     rows = rows_of(table, starts="is_first", codes="a", **SHIFTED)
     assert rows["actions"].tolist() == [["left", "right", "stay"].index(move) for move in MOVES]
+
+
+# ---- long episodes, and HDF5 ----
+
+
+@pytest.mark.parametrize("most", [16, *further(8, 24, 40)])
+def test_long_episodes_of_every_layout_are_read_in_parts(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes_module, "_GROUP_BYTES", most)  # One, two, three and five steps.
+    lengths = (9, 2, 7)
+    rows = [*steps(lengths)["x"]], steps(lengths)
+    whole = {
+        name: [0 if value is None else value for value in values] for name, values in later(lengths).items()
+    }
+    lists = {name: [row[name] for row in episodes(lengths, final=True)] for name in episodes()[0]}
+    longer = np.concatenate([100.0 * e + np.arange(count + 1) for e, count in enumerate(lengths, 1)])
+    table = {name: np.array(values) for name, values in steps(lengths).items()}
+    beside = {"lens": np.array(lengths), "terminal": np.array([True, False, True])}
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (whole, {"starts": "is_first", "terminated": "is_terminal", "per_file": True, **SHIFTED}),
+        (lists, {"columns": PLAIN, "per_row": True, "terminated": "won"}),
+        ({**table, **beside}, {"lengths": "lens", "terminated": "terminal", "next_obs": "derive"}),
+        (
+            {**table, **beside, "x": longer[:, None]},
+            {"columns": PLAIN, "lengths": "lens", "terminated": "terminal"},
+        ),
+        (
+            pa.table(shuffled_steps(0, lengths)),
+            {"episode": "ep", "sort": "step", "terminated": "done", "next_obs": "derive"},
+        ),
+    ]
+    for source, fields in cases:
+        found = rows_of(source, **fields)
+        order = np.argsort(found["rewards"], kind="stable")
+        assert found["obs"][order, 0].tolist() == rows[0]
+        assert found["rewards"][order].tolist() == rows[1]["r"]
+        assert found["actions"][order].tolist() == rows[1]["a"]
+        assert np.flatnonzero(found["terminateds"][order]).tolist() == [8, 17]
+        assert np.flatnonzero(found["truncateds"][order]).tolist() == [10]
+        valid = found["new_obs_valid"] if "new_obs_valid" in found else np.ones(18, bool)
+        assert (found["new_obs"][valid] == found["obs"][valid] + 1).all()
+
+
+def test_arrays_of_hdf5_say_where_episodes_end(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        for name, values in arrays(
+            lens=[3, 1, 5], ends=[3, 4, 9], terminal=np.array([True, False, True])
+        ).items():
+            file[f"data/{name}"] = values
+    columns = {"obs": "data/x", "actions": "data/a", "rewards": "data/r"}
+    for fields in (
+        {"starts": "data/first", "terminated": "data/done", "per_file": True},
+        {"lengths": "data/lens", "terminated": "data/terminal"},
+        {"ends": "data/ends", "terminated": "data/done"},
+    ):
+        rows = rows_of(tmp_path / "log.hdf5", columns=columns, **fields)
+        assert rows["obs"].tolist() == steps()["x"]
+        assert ends_of(rows) == ([3, 1, 5], [2, 8], [3])
+    with pytest.raises(MissingColumn, match="data/lens"):
+        rows_of(tmp_path / "log.hdf5", columns=columns, lengths="data/len")
+
+
+def test_arrays_of_hdf5_may_have_an_axis_of_episodes(tmp_path: Path) -> None:
+    rows, counts = episodes(), np.array(LENGTHS)
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        for name in ("x", "a", "r"):
+            file[name] = padded([row[name] for row in rows])
+        file["is_pad"], file["n"] = np.arange(7) >= counts[:, None], counts
+    for fields in ({"lengths": "n"}, {"valid": "not is_pad"}):
+        check_steps(rows_of(tmp_path / "log.hdf5", columns=PLAIN, per_row=True, **fields))
 
 
 # ---- wrong mappings ----
