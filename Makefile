@@ -141,10 +141,18 @@ endef
 	.venv-lerobot/bin/python $(INSTALL) --no-deps lerobot==0.4.4
 	@touch $@
 
+# Older versions of tools that read shards, each in a folder of its own.
+OLDER_TOOLS = duckdb-1.0.0 duckdb-1.1.3 pandas-2.2.3 polars-1.0.0
+OLDER = .venv-integrations/older-tools/.installed
+$(OLDER): Makefile .venv-integrations/.rlio-is-installed
+	rm -rf $(@D)
+	$(foreach tool,$(OLDER_TOOLS),.venv-integrations/bin/python $(INSTALL) --no-deps -t $(@D)/$(tool) $(subst -,==,$(tool)) $(if $(findstring pandas,$(tool)),pytz tzdata) &&) true
+	@touch $@
+
 INTEGRATIONS = -m pytest --noconftest -o addopts="--strict-markers" -rs
 
 # Each file runs where its library is, so none is skipped.
-test-integrations: $(foreach of,integrations rllib lerobot,.venv-$(of)/.rlio-is-installed)
+test-integrations: $(foreach of,integrations rllib lerobot,.venv-$(of)/.rlio-is-installed) $(OLDER)
 	.venv-integrations/bin/python $(INTEGRATIONS) tests/integrations $(ARGS) \
 	  --ignore-glob='*/test_rllib*.py' --ignore=tests/integrations/test_lerobot.py
 	.venv-rllib/bin/python $(INTEGRATIONS) tests/integrations/test_rllib*.py $(ARGS)

@@ -22,6 +22,7 @@ from .batch.builder import BatchBuilder as BatchBuilder
 from .batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
 from .batch.columns import Columns as Columns
 from .batch.episode import Episode as Episode
+from .batch.ragged import Ragged as Ragged
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .conversion.convert import convert as convert
@@ -75,7 +76,6 @@ from .resolve import register_output as register_output
 from .sampling.callbacks import Callbacks as Callbacks
 from .sampling.config import RolloutConfig as RolloutConfig
 from .sampling.env_runner import EnvRunner as EnvRunner
-from .sampling.external_runner import ExternalRunner as ExternalRunner
 from .sampling.multi_agent_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .worker import RolloutWorker as RolloutWorker
 from .writer import OutputWriter as OutputWriter

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.encoded_picture import EncodedPicture
+from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
@@ -30,6 +31,8 @@ def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
         return pa.string()
     if spec.kind == "picture":
         return pa.binary()
+    if spec.items is not None:
+        return pa.list_(pa.field("element", arrow_type(spec.items, nullable=False), nullable=False))
     if spec.kind == "bytes":
         return pa.binary() if nullable else pa.binary(spec.row_bytes)
     value = pa.from_numpy_dtype(spec.native)
@@ -51,6 +54,8 @@ def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: Column
         values = object_column(picture.data for picture in values.tolist())
     if spec.kind in ("text", "json", "picture"):
         return _objects_to_arrow(values, valid, spec)
+    if spec.items is not None:
+        return _ragged_to_arrow(values, valid, spec, spec.items)
     dense = np.ascontiguousarray(values, dtype=spec.native)
     rows = len(dense) if valid is None else len(valid)
     if spec.kind == "scalar":
@@ -92,6 +97,8 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
         return _texts_from_arrow(array, spec), valid
     if spec.kind == "picture":
         return pictures_of((array.drop_null() if array.null_count else array).to_pylist(), spec), valid
+    if spec.items is not None:
+        return _ragged_from_arrow(array.drop_null() if array.null_count else array, spec.items), valid
     if spec.kind == "scalar":
         dense = array.drop_null() if array.null_count else array
         return _in_dtype(_values(dense), spec), valid
@@ -211,6 +218,36 @@ def _objects_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spe
     for index, value in zip(np.flatnonzero(valid).tolist(), listed, strict=True):
         spread[index] = value
     return pa.array(spread, kind)
+
+
+def _ragged_to_arrow(
+    values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec, items: ColumnSpec
+) -> pa.Array:
+    """Return lists of items; nulls are empty."""
+    found = Ragged.joined(values, items.numpy, items.shape)
+    assert found is not None, "rows were checked against the schema"
+    offsets, bitmap = found.offsets, None
+    if valid is not None:
+        lengths = np.zeros(len(valid), np.int64)
+        lengths[valid] = found.lengths
+        offsets, bitmap = np.cumsum([0, *lengths]), pa.array(valid).buffers()[1]
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise CorruptData(f"a row group of {offsets[-1]} items in one column; limit its rows")
+    buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32))]
+    child = to_arrow(found.values, None, items)
+    return pa.ListArray.from_buffers(
+        arrow_type(spec, nullable=True), len(offsets) - 1, buffers, children=[child]
+    )
+
+
+def _ragged_from_arrow(array: pa.Array, items: ColumnSpec) -> NDArray[Any]:
+    """Return rows that are views of one array."""
+    ends = array.offsets.to_numpy().astype(np.int64)
+    child = array.values.slice(ends[0], ends[-1] - ends[0])
+    values, absent = from_arrow(child, items)
+    if absent is not None:
+        raise CorruptData("nulls inside lists")
+    return Ragged(values, ends - ends[0]).rows()
 
 
 def expanded_bytes(array: pa.DictionaryArray) -> int:

@@ -6,6 +6,7 @@ A column of a table is a leaf of a batch's column, with its name in the written 
 - Scalars, texts and byte strings have Arrow's own types.
 - A row of several values is a list of fixed size, nested if it has several axes: an ``Array`` in Polars, an
   ``ARRAY`` in DuckDB. `Layout.tensors` can make it another type.
+- Rows of any length are lists; of lists if an item has an axis, of bytes if it has several.
 - Objects (``infos``) are JSON text (docs/format.md, section 5).
 - Columns with one row per sequence (``seq_lens``, ``state_in_k``) have their value on the first row of each
   sequence, and zeros on the others.
@@ -38,7 +39,9 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.frames import in_c_order
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.nested import Path, leaves
-from rlio.errors import MissingColumn, SchemaError
+from rlio.errors import CorruptData, MissingColumn, SchemaError
+from rlio.schemas.arrow import to_arrow as column_to_arrow
+from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.schema import Leaf, leaf_name
 
@@ -82,6 +85,7 @@ class TableColumn:
         dtype: ``dtype.str`` as in `rlio.schemas.column.ColumnSpec`; "" if unknown.
         shape: Shape of a row; None if unknown.
         is_json: Whether rows are objects, stored as JSON text.
+        items: The spec of one item, if rows are lists of any length.
     """
 
     name: str
@@ -90,11 +94,14 @@ class TableColumn:
     dtype: str = ""
     shape: tuple[int, ...] | None = None
     is_json: bool = False
+    items: ColumnSpec | None = None
 
     @property
     def note(self) -> dict[bytes, bytes]:
         """The metadata of the column's field."""
         known = {"column": self.column, "path": list(self.path), "dtype": self.dtype, "json": self.is_json}
+        if self.items is not None:
+            known["items"] = self.items.to_json()
         return {_NOTE: json.dumps(known).encode()}
 
 
@@ -124,6 +131,7 @@ class Layout:
                     dtype=leaf.spec.dtype,
                     shape=leaf.spec.shape,
                     is_json=leaf.spec.kind == "json",
+                    items=leaf.spec.items,
                 )
                 for own in columns.values()
                 for leaf in own
@@ -215,8 +223,9 @@ def _noted(name: str, metadata: Mapping[bytes, bytes] | None) -> TableColumn | N
             and all(type(part) in (str, int) for part in path)
             and leaf_name(column, tuple(path)) == name  # Else the column was renamed.
         ):
-            return TableColumn(name, column, tuple(path), dtype, None, is_json)
-    except (KeyError, ValueError, TypeError):
+            items = ColumnSpec.from_json(note["items"], column=name) if "items" in note else None
+            return TableColumn(name, column, tuple(path), dtype, None, is_json, items)
+    except (KeyError, ValueError, TypeError, CorruptData):
         pass
     return None
 
@@ -291,6 +300,8 @@ def _to_arrow(
     if column.is_json:
         # Most infos are equal, and their texts are equal if their bytes are.
         return pa.array([dump_value(value) for value in values], pa.string())
+    if column.items is not None:
+        return column_to_arrow(values, None, ColumnSpec("|O", (), "ragged", items=column.items))
     if values.dtype.kind in "OU":
         # Not the array itself: Arrow cuts NumPy's own texts at a NUL.
         return pa.array(values.tolist(), pa.string())

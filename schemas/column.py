@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -18,18 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.encoded_picture import CODECS, Codec, EncodedPicture, is_encoded
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import CorruptData, SchemaError
 from rlio.schemas.dtypes import is_stored, stored_dtype
 
-__all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable"]
+__all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable", "object_rows"]
 
 #: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
 #: the row's array as fixed-length bytes; ``picture``: the row's array as a PNG or JPEG file; ``text``: one
-#: string per row; ``json``: any object as JSON text; ``none``: no bytes at all, for zero-sized shapes.
-Kind: TypeAlias = Literal["scalar", "list", "bytes", "picture", "text", "json", "none"]
+#: string per row; ``ragged``: a Parquet list of any length; ``json``: any object as JSON text; ``none``: no
+#: bytes at all, for zero-sized shapes.
+Kind: TypeAlias = Literal["scalar", "list", "bytes", "picture", "text", "ragged", "json", "none"]
 
 #: Kinds whose values have no fixed size.
-TEXTS = ("text", "json")
+TEXTS = ("text", "ragged", "json")
 
 #: Values of some rows: the values as one array, and which rows have one (None: all).
 Nullable: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_] | None]
@@ -64,6 +67,8 @@ class ColumnSpec:
         stack: Set if only the newest frame of each row is stored.
         codec: Of the kind ``picture``: how pictures are encoded; ``dtype`` and ``shape`` are those of their
             values.
+        items: Of the kind ``ragged``: the spec of one item of a row; ``dtype`` and ``shape`` are those of
+            objects, one a row.
     """
 
     dtype: str
@@ -71,6 +76,7 @@ class ColumnSpec:
     kind: Kind
     stack: FrameStack | None = None
     codec: Codec | None = None
+    items: ColumnSpec | None = None
 
     @classmethod
     def of(cls, values: NDArray[Any], *, column: str = "", codec: Codec | None = None) -> ColumnSpec:
@@ -91,6 +97,8 @@ class ColumnSpec:
         if dtype.kind == "O":
             if shape:
                 raise SchemaError(f"object arrays have one axis; found shape {values.shape}", column=column)
+            if (items := cls._items_of(values)) is not None:
+                return cls("|O", (), "ragged", items=items)
             is_text = len(values) > 0 and all(type(value) is str for value in values)
             return cls("|O", (), "text" if is_text else "json")
         if dtype.kind in "US":
@@ -108,6 +116,15 @@ class ColumnSpec:
                 column=column,
             )
         return spec
+
+    @classmethod
+    def _items_of(cls, values: NDArray[Any]) -> ColumnSpec | None:
+        """The spec of the items, if each row is an array of them; None: rows are something else."""
+        found = item_type(values)
+        if found is None or found[0].str[1:] not in _PARQUET_TYPES:
+            return None
+        spec = cls(found[0].str, found[1], _fixed_kind(*found))
+        return spec if spec.kind != "none" and spec._is_legal() else None
 
     @classmethod
     def _of_pictures(cls, values: NDArray[Any], column: str, codec: Codec | None) -> ColumnSpec:
@@ -162,6 +179,22 @@ class ColumnSpec:
             return np.dtype(object), ()
         return np.dtype(object) if self.kind == "text" else self.numpy, self.shape
 
+    def joined(self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[Any] | None:
+        """A copy of the rows of a ragged column; None: they do not fit, or it is no such column.
+
+        ``missing``: rows that get no items, whatever they hold.
+        """
+        if self.items is None:
+            return None
+        dtype, shape = self.items.numpy, self.items.shape
+        if missing is not None and missing.any() and values.dtype == object:
+            values = values.copy()
+            values[missing] = object_rows([np.empty((0, *shape), dtype)] * int(missing.sum()))
+        if values.ndim > 1 and (values.dtype, values.shape[2:]) == (dtype, shape):
+            values = object_rows(values)  # They have one length, and are one array.
+        found = Ragged.joined(values, dtype, shape)
+        return None if found is None else found.rows()
+
     def mismatch(self, values: NDArray[Any]) -> str | None:
         """Return the problem with ``values`` for this column, or None."""
         dtype = values.dtype
@@ -176,6 +209,15 @@ class ColumnSpec:
             return f"rows of shape {values.shape[1:]}, but the column has {self.shape}"
         if self.kind == "text" and dtype.kind == "O" and not all(type(v) is str for v in values):
             return "objects, but the column has only strings"
+        return None if self.items is None else self._unlike_items(values, self.items)
+
+    def _unlike_items(self, values: NDArray[Any], items: ColumnSpec) -> str | None:
+        expected = f"{items.dtype} of shape {('n', *items.shape)}".replace("'", "")
+        for row, value in enumerate(values.tolist()):
+            if type(value) is not np.ndarray:
+                return f"{type(value).__name__} in row {row}, but the column has arrays, {expected}"
+            if value.dtype != items.numpy or value.ndim == 0 or value.shape[1:] != items.shape:
+                return f"{value.dtype.str} of shape {value.shape} in row {row}, but the column has {expected}"
         return None
 
     def _unlike_picture(self, values: NDArray[Any]) -> str | None:
@@ -196,6 +238,8 @@ class ColumnSpec:
             written["stack"] = {"axis": self.stack.axis, "depth": self.stack.depth}
         if self.codec is not None:
             written["picture"] = {"codec": self.codec, "lossless": CODECS[self.codec]}
+        if self.items is not None:
+            written["items"] = self.items.to_json()
         return written
 
     @classmethod
@@ -205,7 +249,10 @@ class ColumnSpec:
             dtype, shape, kind = written["dtype"], tuple(written["shape"]), written["kind"]
             stack = FrameStack(**written["stack"]) if "stack" in written else None
             codec = written["picture"]["codec"] if "picture" in written else None
-            spec = cls(dtype, shape, kind, stack, codec)
+            items = written.get("items")
+            if items is not None:
+                items = cls.from_json(items, column=column, uri=uri)
+            spec = cls(dtype, shape, kind, stack, codec, items)
             legal = spec._is_legal()
         except (TypeError, KeyError, ValueError) as error:
             raise CorruptData(
@@ -218,6 +265,12 @@ class ColumnSpec:
     def _is_legal(self) -> bool:
         """Whether the parts fit each other and the limits for hostile data."""
         if len(self.shape) > _MAX_NDIM or not all(type(n) is int and n >= 0 for n in self.shape):
+            return False
+        if (self.kind == "ragged") != (self.items is not None):
+            return False
+        if self.items is not None and (
+            self.dtype != "|O" or self.items.kind not in ("scalar", "list", "bytes") or self.items.stack
+        ):
             return False
         if self.kind in TEXTS:
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
@@ -242,6 +295,11 @@ class ColumnSpec:
             if axis not in (0, len(self.shape) - 1) or depth < 2 or self.shape[axis] != depth:
                 return False
         return self.kind in ("picture", _fixed_kind(dtype, self.shape))
+
+
+def object_rows(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    """Return arrays, or the rows of an array as views, as objects, shape (rows,)."""
+    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:

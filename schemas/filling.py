@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.column import ColumnSpec, object_rows
 from rlio.schemas.schema import Leaf, Schema, is_named, rebuild
 
 __all__ = ["Filling", "joint_columns"]
@@ -20,7 +21,7 @@ def joint_columns(
 ) -> dict[str, list[Leaf]]:
     """Return every column of a policy in any schema -> its leaves; if given, only what ``columns`` name.
 
-    A column of texts in one schema and of other objects in another has objects. If some schemas lack
+    A column of texts in one schema and of lists or other objects in another has objects. If some schemas lack
     ``new_obs``, which is then filled, adds ``new_obs_valid``.
     """
     parts = [schema.policies[policy].columns for schema in schemas if policy in schema.policies]
@@ -29,13 +30,21 @@ def joint_columns(
         for column, leaves in part.items():
             if named := [leaf for leaf in leaves if is_named(leaf, columns)]:
                 before = found.setdefault(column, named)
-                if before is not named and any(leaf.spec.kind == "json" for leaf in named):
-                    objects = {leaf.path: leaf for leaf in named if leaf.spec.kind == "json"}
-                    found[column] = [objects.get(leaf.path, leaf) for leaf in before]
+                if before is not named:
+                    after = {leaf.path: leaf for leaf in named}
+                    found[column] = [_joint(leaf, after.get(leaf.path, leaf)) for leaf in before]
     valid = Columns.NEXT_OBS_VALID
     if Columns.NEXT_OBS in found and not all(Columns.NEXT_OBS in part for part in parts):
         found.setdefault(valid, [Leaf(valid, (), valid, ColumnSpec("|b1", (), "scalar"))])
     return found
+
+
+def _joint(one: Leaf, other: Leaf) -> Leaf:
+    """The leaf that holds the values of both: objects, if they are objects of different kinds."""
+    a, b = one.spec, other.spec
+    if a.dtype != "|O" or b.dtype != "|O" or (a.kind, a.items) == (b.kind, b.items):
+        return one
+    return replace(one, spec=ColumnSpec("|O", (), "json"))
 
 
 class Filling:
@@ -90,7 +99,9 @@ class Filling:
 
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:
-    """Return zeros, empty strings, or None for objects."""
+    """Return zeros, empty strings or lists, or None for objects."""
+    if spec.items is not None:
+        return object_rows([np.empty((0, *spec.items.shape), spec.items.numpy)] * rows)
     if spec.kind == "json":
         return np.full(rows, None, object)
     if spec.kind == "text":

@@ -32,10 +32,11 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.ragged import Ragged
 from rlio.errors import UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import pictures_of
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.json_values import SPECIAL_FLOATS, value_from_json
 from rlio.schemas.zstd_frames import inflate
 
@@ -69,7 +70,7 @@ def dump_column(values: NDArray[Any], spec: ColumnSpec, *, compress: bool = Fals
         return json.dumps(
             [pybase64.b64encode_as_string(picture.data) for picture in values.tolist()], separators=(",", ":")
         ).encode()
-    if spec.kind in ("text", "json"):
+    if spec.kind in TEXTS:
         text = _texts(values, spec)
         if not compress:
             return text
@@ -108,6 +109,8 @@ def load_column(
         return _pictures(_of_length(written, rows), spec)
     if spec.kind == "json":
         return object_column(value_from_json(item) for item in _of_length(written, rows))
+    if spec.items is not None:
+        return _lists(_of_length(written, rows), spec.items, limits)
     if spec.kind == "text":
         return _strings(_of_length(written, rows), spec, limits)
     if not _is_plain(spec.numpy):
@@ -159,6 +162,8 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 def _texts(values: NDArray[Any], spec: ColumnSpec) -> bytes:
     listed = values.tolist()
+    if spec.items is not None:
+        return _lists_of_numbers(Ragged.of(values)) if listed else b"[]"
     if spec.kind == "json":
         text = f"[{','.join(listed)}]"
     else:
@@ -179,10 +184,30 @@ def _numbers(values: NDArray[Any]) -> bytes:
         return json.dumps(values.tolist(), separators=(",", ":")).encode()
     texts = _number_texts(values.reshape(-1))
     for level, length in enumerate(reversed(values.shape)):
-        ends = pa.array(np.arange(0, len(texts) + 1, length, dtype=np.int32))
-        texts = pc.binary_join(pa.ListArray.from_arrays(ends, texts), "]" * level + "," + "[" * level)
+        texts = _joined(texts, np.arange(0, len(texts) + 1, length), level)
     depth = values.ndim
     return b"[" * depth + bytes(texts[0].as_buffer()) + b"]" * depth
+
+
+def _lists_of_numbers(found: Ragged) -> bytes:
+    """Return the JSON of rows of any length, joined in Arrow like `_numbers`."""
+    depth = found.values.ndim
+    texts = _number_texts(np.ascontiguousarray(found.values).reshape(-1))
+    for level, length in enumerate(reversed(found.values.shape[1:])):
+        texts = _joined(texts, np.arange(0, len(texts) + 1, length), level)
+    rows = _joined(texts, found.offsets, depth - 1).to_pylist()
+    opening, closing = "[" * depth, "]" * depth
+    listed = (
+        f"{opening}{row}{closing}" if length else "[]"
+        for row, length in zip(rows, found.lengths.tolist(), strict=True)
+    )
+    return f"[{','.join(listed)}]".encode()
+
+
+def _joined(texts: pa.Array, ends: NDArray[np.integer], level: int) -> pa.Array:
+    """Join texts of a level of nested lists into those of the next."""
+    lists = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), texts)
+    return pc.binary_join(lists, "]" * level + "," + "[" * level)
 
 
 def _number_texts(flat: NDArray[Any]) -> pa.Array:
@@ -251,6 +276,18 @@ def _strings(listed: list[Any], spec: ColumnSpec, limits: Limits) -> NDArray[Any
     return values.astype(np.dtype(f"{spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
 
 
+def _lists(listed: list[Any], items: ColumnSpec, limits: Limits) -> NDArray[Any]:
+    """Return rows of any length as views of one array."""
+    if not all(type(row) is list for row in listed):
+        raise ValueError(f"expected lists, found {excerpt(next(x for x in listed if type(x) is not list))}")
+    ends = np.cumsum([0, *map(len, listed)])
+    if (size := int(ends[-1]) * items.row_bytes) > limits.group_bytes:
+        raise UnsafeData(f"lists of {size} bytes, more than {limits.group_bytes}")
+    every = [item for row in listed for item in row]
+    values = load_column(every, items, rows=len(every), limits=limits)
+    return Ragged(values, ends).rows()
+
+
 def _pictures(listed: list[Any], spec: ColumnSpec) -> NDArray[Any]:
     if not all(type(item) is str for item in listed):
         raise ValueError(f"expected base64, found {excerpt(next(x for x in listed if type(x) is not str))}")
@@ -312,7 +349,7 @@ def _from_blob(written: dict[str, Any], spec: ColumnSpec, rows: int, limits: Lim
     if not isinstance(written[form], str):
         raise ValueError(f"{form} is {excerpt(written[form])}, expected a string")
     packed = pybase64.b64decode(written[form], validate=True)
-    if spec.kind in ("text", "json") and spec.dtype != "|S":
+    if spec.kind in TEXTS and spec.dtype != "|S":
         if form != "zstd":
             raise ValueError("found base64, expected a list or zstd for text")
         text = inflate(packed, most=limits.line_bytes, limits=limits)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.batch.frames import empty_array
 from rlio.errors import CorruptData
-from rlio.schemas.column import FrameStack
+from rlio.schemas.column import FrameStack, object_rows
 
 __all__ = [
     "MISSING",
@@ -120,7 +121,9 @@ def resolve_links(
     new_obs[own] = stored
     missing = distance == MISSING
     if missing.any():
-        new_obs[missing] = blank
+        new_obs[missing] = (
+            object_rows([blank] * int(missing.sum())) if isinstance(blank, np.ndarray) else blank
+        )
     return new_obs
 
 
@@ -227,7 +230,9 @@ def as_unsigned(values: NDArray[Any]) -> NDArray[Any]:
     rows = len(values)
     if rows == 0:
         return np.empty((0, 1), np.uint8)
-    if values.dtype == object:  # Encoded pictures, which are equal if their bytes are.
+    if values.dtype == object:  # Encoded pictures and lists, which are equal if their bytes are.
+        if isinstance(values[0], np.ndarray):
+            values = object_column(row.tobytes() for row in values.tolist())
         return values.reshape(rows, 1)
     flat = np.ascontiguousarray(values).reshape(rows, -1)
     width = flat.shape[1] * flat.itemsize

@@ -192,13 +192,15 @@ class ShardEncoder:
         self._fields = pa.schema(file_fields(schema))
         self._about_bytes, self._group_footer_bytes = _footer_bytes(schema, provenance)
         self._streams = StreamTable()
+        encodings = _Encodings.of(schema, self._fields)
         self._writer = pq.ParquetWriter(
             self._sink,
             self._fields,
             compression=compression.codec,
             compression_level=compression.level,
-            use_dictionary=_dictionary_columns(schema),
-            use_byte_stream_split=_split_columns(self._fields),
+            use_dictionary=encodings.dictionary,
+            use_byte_stream_split=encodings.split,
+            column_encoding=dict.fromkeys(encodings.delta, "DELTA_BINARY_PACKED"),
             write_statistics=[name for name, spec in schema.columns.items() if spec.kind == "scalar"],
             store_schema=False,
             write_page_checksum=True,
@@ -310,6 +312,10 @@ def _values_bytes(group: RowGroup, schema: Schema) -> int:
         spec = schema.columns[name]
         if spec.kind == "picture":
             encoded += sum(len(picture.data) + 8 for picture in values)
+        elif spec.items is not None:
+            # Values are widened to four bytes, and each has levels.
+            wide = max(spec.items.numpy.itemsize, 4) + 2
+            encoded += sum(map(len, values.tolist())) * spec.items.size * wide + 8 * len(values)
         elif spec.kind in ("text", "json"):
             encoded += sum(4 * len(text) + 8 for text in values)
         else:
@@ -341,22 +347,41 @@ def _footer_bytes(schema: Schema, provenance: str) -> tuple[int, int]:
     return len(schema.text.encode()) + len(provenance.encode()) + each, each
 
 
-def _dictionary_columns(schema: Schema) -> list[str]:
-    """Return the columns whose values repeat: texts. Byte-stream split and the codec handle numbers."""
-    texts = [name for name, spec in schema.columns.items() if spec.kind in ("text", "json")]
-    return [*texts, BATCH]
+class _Encodings(NamedTuple):
+    """How the pages of columns are encoded, by the paths of their values.
+
+    Attributes:
+        dictionary: Values that repeat: texts, and integers in lists (tokens, numbers of nodes).
+        split: Floats, whose bytes compress better one after the other.
+        delta: Other integers. All tools read this encoding, which DuckDB before 2.0 and Spark do not do for
+            integers whose bytes are split; it takes as many bytes.
+    """
+
+    dictionary: list[str]
+    split: list[str]
+    delta: list[str]
+
+    @classmethod
+    def of(cls, schema: Schema, fields: Iterable[pa.Field]) -> _Encodings:
+        found = cls([], [], [])
+        for field in fields:
+            spec, (kind, path) = schema.columns.get(field.name), _values_of(field)
+            if field.name == BATCH or (spec is not None and spec.kind in ("text", "json")):
+                found.dictionary.append(path)
+            elif pa.types.is_integer(kind):
+                is_ragged = spec is not None and spec.items is not None
+                (found.dictionary if is_ragged else found.delta).append(path)
+            elif kind in (pa.float32(), pa.float64()):
+                found.split.append(path)
+        return found
 
 
-def _split_columns(fields: Iterable[pa.Field]) -> list[str]:
-    """Return leaf paths of FLOAT, DOUBLE, INT32 and INT64 columns: their bytes compress better split."""
-    split = []
-    for field in fields:
-        kind, suffix = field.type, ""
-        if pa.types.is_list(kind):
-            kind, suffix = kind.value_type, ".list.element"
-        if kind in (pa.float32(), pa.float64(), pa.int32(), pa.int64()):
-            split.append(field.name + suffix)
-    return split
+def _values_of(field: pa.Field) -> tuple[pa.DataType, str]:
+    """Return the type of the values in a column, which may be in lists, and the path to them."""
+    kind, path = field.type, field.name
+    while pa.types.is_list(kind):
+        kind, path = kind.value_type, path + ".list.element"
+    return kind, path
 
 
 # CRC-32's polynomial, and 1; in both, the highest bit is the coefficient of x^0.

@@ -238,6 +238,14 @@ def _check_readable(pieces: list[Piece], schema: Schema) -> None:
 def _check_text_size(values: NDArray[Any], spec: ColumnSpec, name: str, rows: int) -> None:
     """Refuse texts of a row group by the measure of readers; only large ones are measured exactly."""
     lengths = _lengths(values)
+    if spec.items is not None:
+        if (size := int(lengths.sum())) > DEFAULT_LIMITS.group_bytes:
+            raise SchemaError(
+                f"{size} bytes in rows that cannot be cut, more than {DEFAULT_LIMITS.group_bytes}; write "
+                "less at once",
+                column=name,
+            )
+        return
     # A character takes at most four bytes of UTF-8, and an object at most 72 times its text.
     most = 4 * int(lengths.sum()) + 64 * rows
     if max(most, int(lengths.max(initial=0)) * _padding(spec) * rows) <= _GROUP_PADDED:
@@ -654,8 +662,12 @@ class Texts:
 
 
 def _lengths(texts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the characters of each text, or the bytes of each picture, shape (rows,)."""
+    """Return the characters of each text, or the bytes of each picture or list, shape (rows,)."""
     listed = texts.tolist()
+    if len(listed) and isinstance(listed[0], np.ndarray):
+        items = np.fromiter(map(len, listed), np.int64, len(listed))
+        size: int = listed[0].itemsize * math.prod(listed[0].shape[1:])
+        return items * size
     if is_encoded(texts):
         listed = [picture.data for picture in listed]
     return np.fromiter(map(len, listed), np.int64, len(texts))

@@ -170,7 +170,7 @@ class PolicySchema:
 
     @cached_property
     def texts(self) -> list[Leaf]:
-        """Leaves with a text, an object or an encoded picture per row."""
+        """Leaves whose rows have no fixed size: texts, objects, lists, encoded pictures."""
         return [leaf for leaf in self.per_row if leaf.spec.kind in (*TEXTS, "picture")]
 
     @cached_property
@@ -184,10 +184,11 @@ class PolicySchema:
         obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
         alike = len(obs) == len(new_obs) and all(
             a.path == b.path
-            and (a.spec.dtype, a.spec.shape, a.spec.codec) == (b.spec.dtype, b.spec.shape, b.spec.codec)
+            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items)
+            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture") for leaf in obs)
+        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture", "ragged") for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
     @property
@@ -232,9 +233,7 @@ class PolicySchema:
                 if value.dtype == dtype and value.shape[1:] == shape:
                     arrays[name] = value
                     continue
-            missing = None
-            if column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
-                missing = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+            missing = _missing_in(batch) if column == Columns.NEXT_OBS else None
             self._flatten_column(column, value, wanted, arrays, rows, missing)
         extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
         if extra:
@@ -270,6 +269,10 @@ class PolicySchema:
                 leaf.spec.shape,
             ):
                 array = encode_column(array, known=rows.encoded)
+            # The caller may change the arrays in it.
+            if (joined := leaf.spec.joined(array, missing)) is not None:
+                arrays[leaf.physical] = joined
+                continue
             problem = leaf.spec.mismatch(array)
             if problem:
                 raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
@@ -712,7 +715,7 @@ def _leaves_of(
     batch: SampleBatch, *, pictures: Mapping[str, Codec] | None = None, is_written: bool = True
 ) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
-    found, pictures = [], pictures or {}
+    found, pictures, missing = [], pictures or {}, _missing_in(batch)
     for column in batch:
         if column in RESERVED:
             raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
@@ -726,7 +729,10 @@ def _leaves_of(
                     f"names that end in {_RESERVED_ENDS} are reserved by the format", column=name
                 )
             as_obs = leaf_name(Columns.OBS, path) if column == Columns.NEXT_OBS else name
-            spec = ColumnSpec.of(_array(item, name), column=name, codec=pictures.get(as_obs))
+            array = _array(item, name)
+            if column == Columns.NEXT_OBS and array.dtype == object and missing is not None:
+                array = array[~missing]  # Rows that have none may hold anything.
+            spec = ColumnSpec.of(array, column=name, codec=pictures.get(as_obs))
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
@@ -736,6 +742,14 @@ def _leaves_of(
                 )
             found.append(Leaf(column, path, name, spec))
     return tuple(found)
+
+
+def _missing_in(batch: SampleBatch) -> NDArray[np.bool_] | None:
+    """Return a mask of the rows that have no ``new_obs``; None: the batch says nothing of it."""
+    if Columns.NEXT_OBS_VALID not in batch:
+        return None
+    found: NDArray[np.bool_] = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
+    return found
 
 
 def _array(item: Any, column: str) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from rlio.batch.encoded_picture import is_encoded
 from rlio.errors import CorruptData, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
-from rlio.schemas.column import TEXTS, Nullable
+from rlio.schemas.column import Nullable, object_rows
 from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.group_arrays import (
     BATCH,
@@ -372,7 +372,7 @@ class ShardFile:
 
     def _is_text(self, name: str) -> bool:
         spec = self.schema.columns.get(name)
-        return name == BATCH if spec is None else spec.kind in TEXTS
+        return name == BATCH if spec is None else spec.kind in ("text", "json")
 
     def _measured_text(self, name: str, array: pa.Array) -> pa.DictionaryArray:
         """Measure a column of texts before each value is expanded over the rows that have it."""
@@ -483,8 +483,13 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
 
 
 def _blank(*columns: NDArray[Any]) -> Any:
-    """Return the value of an observation that is missing: zeros, or no picture."""
-    return next((column[0].none() for column in columns if is_encoded(column)), 0)
+    """Return the value of an observation that is missing: zeros, no picture, or no items."""
+    for column in columns:
+        if is_encoded(column):
+            return column[0].none()
+        if len(column) and isinstance(column[0], np.ndarray) and column.dtype == object:
+            return column[0][:0].copy()
+    return 0
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
@@ -503,7 +508,11 @@ def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.in
     values, valid = group.columns[name]
     if not np.array_equal(stored, np.ones(rows, bool) if valid is None else valid):
         raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-    new_obs = np.full((rows, *values.shape[1:]), _blank(values, obs_values), values.dtype)
+    blank = _blank(values, obs_values)
+    if isinstance(blank, np.ndarray):
+        new_obs = object_rows([blank] * rows)
+    else:
+        new_obs = np.full((rows, *values.shape[1:]), blank, values.dtype)
     new_obs[stored] = values
     elided = np.flatnonzero(linked & (group.distance > 0))
     if len(elided):

@@ -458,7 +458,7 @@ class Loop(rlio.ExternalEnv):
 
 def sampled_outside() -> Iterator[rlio.SampleBatch]:
     config = rlio.RolloutConfig(rollout_fragment_length=7, record_infos=True)
-    runner = rlio.ExternalRunner(Loop(OBS, ACTION), Chooses(), config=config, seed=0)
+    runner = rlio.sampling.ExternalRunner(Loop(OBS, ACTION), Chooses(), config=config, seed=0)
     for _ in range(3):
         yield runner.run()
     runner.stop()

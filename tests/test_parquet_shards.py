@@ -26,6 +26,7 @@ from stored_batches import assert_identical, files, fresh_root, group_bytes, loa
 import rlio.schemas.shard_file as shard_file
 from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, open_dataset
 from rlio.batch import Batch
+from rlio.batch.arrays import object_column
 from rlio.catalog.names import ShardName
 from rlio.errors import CorruptData, EndOfData, MissingColumn, UnsafeData
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -737,16 +738,18 @@ def test_rule_3_3_encodings_statistics_and_codec_by_column() -> None:
     batch = SampleBatch(
         vector=np.random.default_rng(0).random((300, 3)), number=rows.astype(np.float32), count=rows,
         flag=rows % 2 == 0, small=rows.astype(np.int8), image=np.zeros((300, 5, 5), np.uint8),
-        name=np.array(["a", "b", "c"] * 100, object),
+        name=np.array(["a", "b", "c"] * 100, object), tokens=object_column([rows[:3], rows[:1]] * 150),
     )  # fmt: skip
     (data,) = files(store(batch)).values()
     group = pq.read_metadata(pa.BufferReader(data)).row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
     split = {name for name, column in columns.items() if "BYTE_STREAM_SPLIT" in column.encodings}
+    delta = {name for name, column in columns.items() if "DELTA_BINARY_PACKED" in column.encodings}
     dictionary = {name for name, column in columns.items() if column.has_dictionary_page}
     counted = {name for name, column in columns.items() if column.is_stats_set}
-    assert split == {"vector.list.element", "number", "count", "_next", "_stream"}
-    assert dictionary == {"name", "_batch"}
+    assert split == {"vector.list.element", "number"}
+    assert delta == {"count", "small", "_next", "_stream"}
+    assert dictionary == {"name", "_batch", "tokens.list.element"}
     assert counted == {"number", "count", "flag", "small"}
     assert {column.compression for column in columns.values()} == {"ZSTD"}
 

@@ -909,7 +909,7 @@ KINDS: dict[str, Any] = {
 #: Attributes that only instances have.
 OF_INSTANCES = {
     "runner.late_rewards": rlio.MultiAgentEnvRunner.late_rewards,
-    "runner.abandon_silent": rlio.ExternalRunner.abandon_silent,
+    "runner.abandon_silent": rlio.sampling.ExternalRunner.abandon_silent,
 }
 
 

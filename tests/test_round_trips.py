@@ -22,6 +22,7 @@ from stored_batches import (
 )
 
 from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
+from rlio.batch.arrays import object_column
 from rlio.errors import SchemaConflict, SchemaError
 
 DTYPES = [
@@ -65,8 +66,10 @@ def columns(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def column(draw: st.DrawFn, depth: int = 0) -> Any:
-    kinds = ["array"] * 4 + ["text", "unicode", "bytes", "infos"] + ["dict", "tuple"] * (depth < 2)
+    kinds = ["array"] * 4 + ["ragged", "text", "unicode", "bytes", "infos"] + ["dict", "tuple"] * (depth < 2)
     kind = draw(st.sampled_from(kinds))
+    if kind == "ragged":
+        return "ragged", draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SHAPES))
     if kind == "array":
         return (
             "array",
@@ -97,6 +100,9 @@ def make(spec: Any, rows: int, seed: int) -> Any:
             return np.asfortranarray(values)
         return values[::-1] if layout == "R" else values
     rng = np.random.default_rng(seed)
+    if kind == "ragged":
+        lengths = rng.integers(0, 4, rows).tolist()
+        return object_column(raw(n, spec[1], spec[2], seed + i) for i, n in enumerate(lengths))
     words = ["", "a", "žluť", "🙂", "line\nbreak", "nul\0inside", '"quoted"']
     if kind == "text":
         return np.array([words[i] for i in rng.integers(0, 7, rows)] or [], object)

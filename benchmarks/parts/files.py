@@ -1,4 +1,7 @@
-"""Files, written and read in order: vectors in batches of 1,000 rows, stacks of frames in batches of 200."""
+"""Files, written and read in order: vectors in batches of 1,000 rows, stacks of frames in batches of 200.
+
+Lists of tokens, whose rows differ in length, are beside pyarrow's own lists of arrays.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 import rlio
 from benchmarks import machine, peers
@@ -16,10 +22,11 @@ from benchmarks.first_light import Rlio, RLlib
 from benchmarks.results import Section
 from benchmarks.scales import Setup
 from benchmarks.timing import Case, interleave
+from rlio.batch.arrays import object_column
 
 __all__ = ["run"]
 
-_VECTORS, _IMAGES = 1000, 200
+_VECTORS, _IMAGES, _LISTS = 1000, 200, 4000
 
 
 class _Files(Protocol):
@@ -32,6 +39,50 @@ class _Files(Protocol):
     def write(self) -> None: ...
 
     def read(self) -> int: ...
+
+
+class _RlioLists:
+    """Lists of tokens as columns of arrays."""
+
+    def __init__(self, folder: Path, batches: list[NDArray[Any]]) -> None:
+        self.folder = folder / "rlio"
+        self._batches = batches
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self) -> None:
+        with rlio.ParquetWriter(self.folder, spool=None) as writer:
+            for tokens in self._batches:
+                writer.write(rlio.SampleBatch(tokens=tokens))
+
+    def read(self) -> int:
+        with rlio.read(self.folder, epochs=1, shuffle=False, batch_size=_LISTS) as reader:
+            return sum(len(batch["tokens"]) for batch in reader)
+
+
+class _PyarrowLists:
+    """The same lists by pyarrow, as it writes them by default, but with rlio's codec."""
+
+    def __init__(self, folder: Path, batches: list[NDArray[Any]]) -> None:
+        self.folder = folder / "pyarrow"
+        self._batches = batches
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self) -> None:
+        self.folder.mkdir(parents=True)
+        fields = pa.schema([("tokens", pa.list_(pa.int32()))])
+        with pq.ParquetWriter(
+            self.folder / "a.parquet", fields, compression="zstd", compression_level=1
+        ) as writer:
+            for tokens in self._batches:
+                writer.write_table(pa.table({"tokens": pa.array(tokens.tolist(), pa.list_(pa.int32()))}))
+
+    def read(self) -> int:
+        batches = pq.ParquetFile(self.folder / "a.parquet").iter_batches(_LISTS)
+        return sum(len(batch.column("tokens").to_numpy(zero_copy_only=False)) for batch in batches)
 
 
 class _Minari:
@@ -69,8 +120,21 @@ def run(setup: Setup) -> Section:
     )
     contenders = _contenders(setup.scratch / "images", images, section)
     _measure(section, "images", contenders, scale.recorded_image_rows, setup)
+    lists = _tokens(scale.recorded_rows)
+    folder = setup.scratch / "lists"
+    both: dict[str, _Files] = {"rlio": _RlioLists(folder, lists), "pyarrow": _PyarrowLists(folder, lists)}
+    _measure(section, "lists", both, scale.recorded_rows, setup)
     _compare(section)
     return section
+
+
+def _tokens(rows: int) -> list[NDArray[Any]]:
+    """Batches of rows of 0 to 400 int32, few of them frequent, as the words of a language are."""
+    rng = np.random.default_rng(0)
+    ends = np.cumsum(rng.integers(0, 400, rows))
+    every = np.minimum(rng.zipf(1.3, ends[-1]), 50_000).astype(np.int32)
+    column = object_column(np.split(every, ends[:-1]))
+    return [column[start : start + _LISTS] for start in range(0, rows, _LISTS)]
 
 
 def _contenders(folder: Path, batches: list[Columns], section: Section) -> dict[str, _Files]:
@@ -128,6 +192,10 @@ def _compare(section: Section) -> None:
         section.compare(f"{work} {kind}", case=f"{work}, {kind}", ours="rlio", beside="RLlib", at_least=goal)
     for work in ("write", "read"):
         section.compare(f"{work} vectors", case=f"{work}, vectors", ours="rlio", beside="Minari")
+        section.compare(f"{work} lists", case=f"{work}, lists", ours="rlio", beside="pyarrow", at_least=0.4)
+    bytes_of = {name: section.facts[f"{name}: bytes a row, lists"] for name in ("rlio", "pyarrow")}
+    part = bytes_of["rlio"] / bytes_of["pyarrow"]
+    section.quantity("write lists", "part of pyarrow's bytes", part, "x", at_most=1.15)
     ours = section.facts["rlio: bytes a row, vectors"]
     section.quantity("write vectors", "bytes a row", ours, "bytes", at_most=90)
     theirs = section.facts.get("RLlib: bytes a row, images")

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import SchemaConflict
 from rlio.look.kept import keep, kept_path, read_kept
-from rlio.schemas.column import TEXTS
+from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
 from rlio.support.clock import utc_time
 from rlio.support.html import Html, facts, panel, table
@@ -103,7 +103,8 @@ class ColumnInfo:
     Attributes:
         name: The column, and the path in it (``obs/camera``).
         policy: Whose column it is; None: the data has one policy.
-        dtype: Name of the dtype of its values; "str" for texts, "object" for other objects.
+        dtype: Name of the dtype of its values; "str" for texts, "int32[n]" for rows of any length, "object"
+            for other objects.
         shape: Shape of a row.
         min, max: Least and greatest finite value of all rows; None: not read, or there is none.
         nan: Share of its values that are NaN; None: not read, or they are no numbers.
@@ -120,7 +121,8 @@ class ColumnInfo:
     @property
     def is_read(self) -> bool:
         """Whether the range is known, or the column has none."""
-        has_range = np.dtype(self.dtype).kind in "biuf" and 0 not in self.shape
+        is_ragged = self.dtype.endswith("]")
+        has_range = not is_ragged and np.dtype(self.dtype).kind in "biuf" and 0 not in self.shape
         if self.name.split("/")[0] == Columns.NEXT_OBS:
             return True
         return self.min is not None or self.nan == 1 or not has_range
@@ -520,12 +522,19 @@ def _columns(
             yield ColumnInfo(
                 name=name,
                 policy=policy if len(policies) > 1 else None,
-                dtype="str" if leaf.spec.kind == "text" else dtype.name,
+                dtype=_shown_type(leaf.spec),
                 shape=leaf.spec.shape,
                 min=low,
                 max=high,
                 nan=nan,
             )
+
+
+def _shown_type(spec: ColumnSpec) -> str:
+    """The dtype of a column; of rows of any length, that of their items, as ``int32[n]``."""
+    if spec.items is not None:
+        return f"{spec.items.numpy.name}[{', '.join(('n', *map(str, spec.items.shape)))}]"
+    return "str" if spec.kind == "text" else spec.numpy.name
 
 
 def _name(leaf: Leaf) -> str:

@@ -9,6 +9,8 @@ from files and command lines safe. The operations mean:
 - Floats follow NumPy, in the precision of the columns: beside a float32 column, 0.1 means float32's 0.1. A
   NaN makes every comparison false except ``!=``; ``not rewards > 0`` and ``rewards <= 0`` therefore differ.
 - Texts compare by code points.
+- ``len(tokens)`` is the number of items of each row: of a list, an array or an object, or characters of a
+  text.
 - ``infos["success"]`` is the value of that key in each row's object: a number, bool or text. Where an object
   lacks it, it is like a NaN: as a condition it is false, and so is every comparison except ``!=``.
 - ``dones`` means ``terminateds or truncateds``, and needs both columns.
@@ -52,7 +54,7 @@ from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN, checked_discount
 from rlio.query.splits import Split
-from rlio.schemas.column import ColumnSpec
+from rlio.schemas.column import ColumnSpec, object_rows
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import PolicySchema, rebuild
 from rlio.schemas.streams import WRITER
@@ -64,10 +66,14 @@ RowFunction: TypeAlias = Callable[[SampleBatch], Any]
 
 
 class Ref(NamedTuple):
-    """One value of each row: a column, keys into a nested column, and indexes into the row's array."""
+    """One value of each row: a column, keys into a nested column, and indexes into the row's array.
+
+    ``length``: not the value there, but its number of items.
+    """
 
     column: str
     path: Path = ()
+    length: bool = False
 
 
 class RowFilter:
@@ -394,10 +400,11 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[..., Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
 _FLOAT_TESTS: Final = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
-_FUNCTIONS: Final = ("abs", "column", *_FLOAT_TESTS)
+_FUNCTIONS: Final = ("abs", "column", "len", *_FLOAT_TESTS)
 _ALLOWED: Final = (
-    "a filter has comparisons (< <= > >= == != in), and, or, not, + - * /, abs(x), isnan(x), isinf(x), "
-    "isfinite(x), numbers, True, False, texts, and columns such as rewards, obs[3], obs['position'][0]"
+    "a filter has comparisons (< <= > >= == != in), and, or, not, + - * /, abs(x), len(x), isnan(x), "
+    "isinf(x), isfinite(x), numbers, True, False, texts, and columns such as rewards, obs[3], "
+    "obs['position'][0]"
 )
 
 # A list of thousands of episode ids fits. Python's parser recurses in C. Names, operators and brackets, each
@@ -488,6 +495,8 @@ def _canonical(node: ast.expr) -> ast.expr:
             return _comparison(node)
         case ast.Call(func=ast.Name(id="abs"), args=[value], keywords=[]):
             return _folded(ast.Call(ast.Name("abs"), [inner := _canonical(value)], []), abs, inner)
+        case ast.Call(func=ast.Name(id="len"), args=[value], keywords=[]):
+            return ast.Call(ast.Name("len"), [_reference(value)], [])
         case ast.Call(func=ast.Name(id=name), args=[value], keywords=[]) if name in _FLOAT_TESTS:
             return ast.Call(ast.Name(name), [_canonical(value)], [])
     raise _refusal(node, _ALLOWED)
@@ -663,6 +672,9 @@ def _ref(node: ast.AST) -> Ref | None:
         case ast.Subscript(value=value, slice=ast.Constant(value=str() | int() as step)):
             inner = _ref(value)
             return None if inner is None else Ref(inner.column, (*inner.path, step))
+        case ast.Call(func=ast.Name(id="len"), args=[value]):
+            inner = _ref(value)
+            return None if inner is None else inner._replace(length=True)
     return None
 
 
@@ -880,6 +892,8 @@ def _example(spec: ColumnSpec) -> NDArray[Any]:
     """One row of a column."""
     if spec.kind == "text":
         return np.array([b"" if spec.dtype[1] == "S" else ""])
+    if spec.items is not None:
+        return object_rows([np.zeros((0, *spec.items.shape), spec.items.numpy)])
     return np.array([{}], object) if spec.kind == "json" else np.zeros((1, *spec.shape), spec.numpy)
 
 
@@ -901,6 +915,8 @@ def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
     array = _array(leaf)
     if not array.ndim:
         raise SchemaError("found a single value, expected one a row", column=ref.column)
+    if ref.length:
+        return _lengths(array, steps, ref)
     if steps and array.dtype.kind == "O" and array.ndim == 1 and not any(type(x) is str for x in array):
         return _of_objects(array, steps, ref)
     index = tuple(step for step in steps if isinstance(step, int))
@@ -931,8 +947,22 @@ def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
     return found
 
 
+def _lengths(rows: NDArray[Any], steps: Path, ref: Ref) -> NDArray[Any]:
+    """The number of items in each row, shape (rows,); objects, with None, if some rows have no value."""
+    found = [_at(row, steps) if steps else row for row in rows]
+    try:
+        lengths = [None if value is None else len(value) for value in found]
+    except TypeError as error:
+        raise OptionError(
+            f"the filter reads {_written(ref)}, but {error}: lists, arrays, objects and texts have a length",
+            column=ref.column,
+        ) from error
+    return object_column(lengths) if None in lengths else np.array(lengths, np.int64)
+
+
 def _written(ref: Ref) -> str:
-    return ref.column + "".join(f"[{step!a}]" for step in ref.path)
+    text = ref.column + "".join(f"[{step!a}]" for step in ref.path)
+    return f"len({text})" if ref.length else text
 
 
 def _of_objects(rows: NDArray[Any], steps: Path, ref: Ref) -> NDArray[Any]:

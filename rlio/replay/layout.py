@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlio.batch.columns import is_per_sequence
+from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import Leaf, PolicySchema, is_named
 from rlio.support.forks import cached_property
 
@@ -86,6 +87,6 @@ class RowLayout:
 def _place(leaf: Leaf) -> str:
     if leaf.spec.kind == "none":
         return "empty"
-    if leaf.spec.kind in ("text", "json"):
+    if leaf.spec.kind in TEXTS:
         return "texts"
     return "packed" if leaf.spec.row_bytes <= WIDE_BYTES else "wide"

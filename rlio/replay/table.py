@@ -25,6 +25,7 @@ from rlio.replay.frames import FramePool, Frames
 from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
 from rlio.replay.texts import TextHeap, encoded
+from rlio.schemas.column import TEXTS
 from rlio.schemas.schema import Leaf
 from rlio.support.forks import cached_property
 from rlio.support.states import whole_number
@@ -44,7 +45,6 @@ _PREV: Final = "@prev"
 _AT: Final = "@at"
 _OBS: Final = "@obs "
 _NEW_OBS: Final = "@new_obs "
-_TEXTS: Final = ("text", "json")
 # Rows of an episode that are further apart than this are not linked.
 _FAR: Final = 2**31 - 1
 # Bytes of packed rows to copy into columns at a time: half of a second-level cache.
@@ -384,7 +384,7 @@ class RowTable:
             fixed={
                 leaf.physical: (leaf.spec.numpy, leaf.spec.shape)
                 for leaf in wanted
-                if leaf.spec.kind not in _TEXTS
+                if leaf.spec.kind not in TEXTS
             },
             packed=[leaf.physical for leaf in self.layout.packed if leaf.physical in names],
             windows=[name for name in names if name in self._windows],

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.ragged import Ragged
 from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
@@ -153,6 +154,10 @@ class TextHeap:
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
         """The decoded values of slots: strings, bytes or objects, as recorded."""
         found = self.texts(slots)
+        if (items := self._spec.items) is not None:
+            values = np.frombuffer(bytearray().join(found), items.numpy).reshape(-1, *items.shape)
+            ends = np.cumsum([0, *map(len, found)]) // items.row_bytes
+            return Ragged(values, ends).rows()
         if self._spec.kind == "json":
             return object_column(load_value(text) for text in found)
         if self._spec.dtype == "|S":
@@ -166,5 +171,8 @@ class TextHeap:
 
 
 def encoded(values: NDArray[Any]) -> list[bytes]:
-    """The bytes of texts, or of the JSON texts of objects."""
-    return [value if isinstance(value, bytes) else value.encode() for value in values.tolist()]
+    """The bytes of texts, of the JSON texts of objects, or of the items of lists."""
+    listed = values.tolist()
+    if listed and isinstance(listed[0], np.ndarray):
+        return [row.tobytes() for row in listed]
+    return [value if isinstance(value, bytes) else value.encode() for value in listed]

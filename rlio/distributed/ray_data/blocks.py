@@ -26,7 +26,9 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.multi_agent import step_numbers
 from rlio.batch.nested import Path, unflatten
 from rlio.errors import SchemaError, excerpt
+from rlio.schemas.arrow import arrow_type, from_arrow
 from rlio.schemas.arrow_tables import POLICY_ID, Layout, TableColumn
+from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
 
 __all__ = ["Assembler", "block_arrays", "ray_tensors"]
@@ -208,9 +210,24 @@ def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any
     table = table.drop_columns(empty)
     if not table.num_columns:
         return {}, Layout(()), empty
-    found: Any = BlockAccessor.for_block(table).to_numpy()
-    arrays = {name: _dense(values, name, table.schema.field(name)) for name, values in found.items()}
-    return arrays, Layout.of_fields(table.schema, like=like), empty
+    layout = Layout.of_fields(table.schema, like=like)
+    arrays = {
+        column.name: lists
+        for column in layout.columns
+        if column.items is not None and (lists := _lists(table.column(column.name), column.items)) is not None
+    }
+    rest = table.drop_columns([*arrays])
+    found: Any = BlockAccessor.for_block(rest).to_numpy() if rest.num_columns else {}
+    arrays |= {name: _dense(values, name, table.schema.field(name)) for name, values in found.items()}
+    return arrays, layout, empty
+
+
+def _lists(column: pa.ChunkedArray, items: ColumnSpec) -> NDArray[Any] | None:
+    """Return the rows of a column of lists; None: a function of batches has made it another column."""
+    spec = ColumnSpec("|O", (), "ragged", items=items)
+    if not column.num_chunks or not column.type.equals(arrow_type(spec, nullable=True)):
+        return None
+    return from_arrow(pa.concat_arrays(column.chunks), spec)[0]
 
 
 def _dense(values: NDArray[Any], name: str, of: pa.Field) -> NDArray[Any]:

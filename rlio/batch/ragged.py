@@ -1,0 +1,251 @@
+"""`Ragged`: rows of different lengths as one array of their items, and where each row begins.
+
+Columns of such rows (tokens, sets of objects, nodes of graphs) are object arrays with one array a row, so
+that they are sliced, shuffled, joined and pickled like any other column. The rows of a shard are views of one
+array, which `Ragged.of` finds again::
+
+    batch["tokens"]:    [ array([5, 1, 7]) | array([2]) | array([]) ]
+    Ragged.values:      [ 5   1   7   2 ]
+    Ragged.offsets:     [ 0           3   4   4 ]
+
+Example:
+    >>> import numpy as np
+    >>> from rlio.batch.arrays import object_column
+    >>> tokens = Ragged.of(object_column([np.array([5, 1, 7]), np.array([2]), np.array([], int)]))
+    >>> tokens.lengths.tolist()
+    [3, 1, 0]
+    >>> values, mask = tokens.to_padded()
+    >>> values.tolist()
+    [[5, 1, 7], [2, 0, 0], [0, 0, 0]]
+    >>> mask.sum(axis=1).tolist()
+    [3, 1, 0]
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.support.options import check_count
+
+__all__ = ["Ragged", "item_type", "ragged_rows"]
+
+
+class Ragged:
+    """Rows of different lengths: their items in one array.
+
+    Args:
+        values: Items of all rows, one row after the other, shape (n, *item).
+        offsets: Where each row begins, and the end of the last, shape (rows + 1,), int64; the first is 0, the
+            last is n.
+
+    Attributes:
+        values, offsets: The arguments. They are views of the rows where those lie one after the other in
+            memory, as in a batch that was read in order; else copies.
+
+    Raises:
+        SchemaError: The offsets decrease, or do not span the values.
+    """
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
+        self.values: NDArray[Any] = values
+        self.offsets: NDArray[np.int64] = np.asarray(offsets, np.int64)
+        if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(values):
+            raise SchemaError(
+                f"offsets {excerpt(offsets)} of {len(values)} items: expected 0 to {len(values)}"
+            )
+        if (np.diff(self.offsets) < 0).any():
+            raise SchemaError(
+                f"offsets {excerpt(offsets)}: expected each at least as large as the one before"
+            )
+
+    @classmethod
+    def of(cls, column: NDArray[Any]) -> Ragged:
+        """The rows of a column.
+
+        Args:
+            column: Object array of shape (rows,): one array a row, of one dtype and of one shape but for the
+                first axis.
+
+        Raises:
+            SchemaError: It has other rows; or no row, which leaves the dtype open.
+        """
+        found = _known(column)
+        if found is None and len(column) and isinstance(column[0], np.ndarray):
+            found = cls.joined(column, column[0].dtype, column[0].shape[1:])
+        if found is None:
+            raise SchemaError(
+                f"found {_described(column)}, expected an object array with one array a row, of one dtype "
+                "and of one shape but for the first axis"
+            )
+        return found
+
+    @classmethod
+    def joined(cls, column: NDArray[Any], dtype: np.dtype[Any], item: tuple[int, ...]) -> Ragged | None:
+        """A copy of rows that are arrays of items of one dtype and shape; None: some are not."""
+        rows: list[Any] = column.tolist() if column.dtype == object and column.ndim == 1 else [None]
+        if not set(map(type, rows)) <= {np.ndarray}:
+            return None
+        if not rows:
+            return cls(np.empty((0, *item), dtype), np.zeros(1, np.int64))
+        try:
+            values = np.concatenate(rows, dtype=dtype, casting="no")
+        except (TypeError, ValueError):  # Of another dtype, or shape.
+            return None
+        return cls(values, _ends(rows)) if values.shape[1:] == item else None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        """The items of a row, as a view."""
+        row = range(len(self))[row]
+        found: NDArray[Any] = self.values[self.offsets[row] : self.offsets[row + 1]]
+        return found
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        ends = self.offsets.tolist()
+        return (self.values[start:stop] for start, stop in pairwise(ends))
+
+    def __repr__(self) -> str:
+        item = "".join(f", {n}" for n in self.values.shape[1:])
+        return f"Ragged({len(self)} rows, {len(self.values)} items, {self.values.dtype}[n{item}])"
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Items of each row, shape (rows,)."""
+        return np.diff(self.offsets)
+
+    def to_padded(
+        self, *, length: int | None = None, fill: Any = 0
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """The rows in one array, filled up at their ends.
+
+        Args:
+            length: Items of each row; None: those of the longest.
+            fill: The value behind the items of a row.
+
+        Returns:
+            (values, mask): shape (rows, length, *item), and (rows, length): True where an item is. The caller
+            owns both.
+
+        Raises:
+            OptionError: A row has more items: cut it first.
+        """
+        lengths = self.lengths
+        longest = int(lengths.max(initial=0))
+        size = check_count("length", length, least=0, none="the longest row")
+        size = longest if size is None else size
+        if size < longest:
+            row = int(lengths.argmax())
+            raise OptionError(
+                f"length={size}: row {row} has {longest} items; pass more, or cut the rows first"
+            )
+        mask = np.arange(size) < lengths[:, None]
+        values = np.full((len(self), size, *self.values.shape[1:]), fill, self.values.dtype)
+        values[mask] = self.values
+        return values, mask
+
+    def to_torch(self) -> Any:
+        """The rows as a nested tensor of torch (layout ``torch.jagged``), over the same memory."""
+        import torch
+
+        return torch.nested.nested_tensor_from_jagged(
+            torch.from_numpy(self.values), torch.from_numpy(self.offsets)
+        )
+
+    def rows(self) -> NDArray[Any]:
+        """The rows as a column: object array of views, shape (rows,)."""
+        return ragged_rows(self)
+
+
+class _Known(NamedTuple):
+    """The items of a column that was made of them.
+
+    Attributes:
+        column: The column, which others may change.
+        ragged: The items.
+        rows: The addresses of the row objects, which shows whether one was replaced.
+    """
+
+    column: weakref.ref[NDArray[Any]]
+    ragged: Ragged
+    rows: NDArray[np.intp]
+
+
+#: By the id of the column.
+_KNOWN: Final[dict[int, _Known]] = {}
+
+
+def ragged_rows(ragged: Ragged) -> NDArray[Any]:
+    """See `Ragged.rows`; `Ragged.of` gives the items of the column, and of slices of it, without a copy."""
+    values = ragged.values
+    views = [values[start:stop] for start, stop in pairwise(ragged.offsets.tolist())]
+    column = np.fromiter(views, dtype=object, count=len(views))
+    key = id(column)
+    _KNOWN[key] = _Known(
+        weakref.ref(column, lambda _: _KNOWN.pop(key, None)), ragged, _addresses(column).copy()
+    )
+    return column
+
+
+def _addresses(column: NDArray[Any]) -> NDArray[np.intp]:
+    """The addresses of the objects in a contiguous object array, as a view."""
+    return np.frombuffer(column, np.intp) if len(column) else np.empty(0, np.intp)
+
+
+def _start(array: Any) -> int:
+    """The address of an array."""
+    start: int = array.__array_interface__["data"][0]
+    return start
+
+
+def _known(column: NDArray[Any]) -> Ragged | None:
+    """The items of rows that are one after the other, without a copy; None: they are not known."""
+    owner: Any = column
+    if id(column) not in _KNOWN:
+        owner = column.base
+    found = _KNOWN.get(id(owner))
+    if found is None or owner is not found.column() or not column.flags.c_contiguous or column.ndim != 1:
+        return None
+    first = (_start(column) - _start(owner)) // column.itemsize
+    rows = slice(first, first + len(column))
+    if not np.array_equal(_addresses(column), found.rows[rows]):
+        return None
+    offsets = found.ragged.offsets[first : first + len(column) + 1]
+    return Ragged(found.ragged.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _ends(rows: list[NDArray[Any]]) -> NDArray[np.int64]:
+    ends = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=ends[1:])
+    return ends
+
+
+def item_type(column: NDArray[Any]) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Dtype and shape of an item, if all rows of an object array are arrays of such items; else None."""
+    if column.dtype != object or column.ndim != 1 or not len(column):
+        return None
+    rows = column.tolist()
+    if not all(type(row) is np.ndarray and row.ndim for row in rows):
+        return None
+    kinds = {(row.dtype, row.shape[1:]) for row in rows}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _described(column: NDArray[Any]) -> str:
+    if not isinstance(column, np.ndarray) or column.dtype != object or column.ndim != 1:
+        return excerpt(column)
+    kinds = {
+        f"{row.dtype} of shape {row.shape}" if isinstance(row, np.ndarray) else type(row).__name__
+        for row in column.tolist()
+    }
+    return f"rows that are {excerpt(', '.join(sorted(kinds)), 160)}" if kinds else "no rows"
