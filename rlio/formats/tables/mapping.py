@@ -48,6 +48,7 @@ from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.sink import Origin
 from rlio.formats.tables.cuts import stated_lengths
+from rlio.formats.tables.described import describe, described_lists, hint_of, kind_of
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
     Restarts,
@@ -63,14 +64,13 @@ from rlio.formats.tables.episode_rows import EpisodeRows
 from rlio.formats.tables.final_rows import FinalRows
 from rlio.formats.tables.paths import paths_in, paths_of, resolved, walk
 from rlio.formats.tables.sorted_rows import SortedRows
-from rlio.formats.tables.table import Lists, Rows, Table
+from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.storage import InputFile
 
 __all__ = ["MappedSource", "by_own_names", "own_map"]
 
 _SCAN_ROWS: Final = 65_536
-_SHOWN_COLUMNS: Final = 20
 _SHOWN_CODES: Final = 50
 #: A column of more values has no categories.
 _MOST_CODES: Final = 4096
@@ -81,7 +81,6 @@ _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWAR
 #: A flag that is true where a column is 0, and what may be another expression.
 _NOT: Final = re.compile(r"not\s+(\S.*)")
 _EXPRESSION: Final = re.compile(r"[~!=<>&|()*+-]|\b(not|and|or)\b")
-_DECIMAL_COMMA: Final = re.compile(r"\s*[-+]?[0-9]*,?[0-9]+([eE][-+]?[0-9]+)?\s*")
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
 
@@ -262,7 +261,7 @@ class MappedSource:
         except SchemaError:
             for name, spec in self._specs.items():
                 for path in paths_of(spec):
-                    if shown := _described_lists(self._table, first, path[0]):
+                    if shown := described_lists(self._table, first, path[0]):
                         raise SchemaError(
                             f"found {shown} for {name}, expected one step a row: pass per_row=True if each "
                             "row is an episode",
@@ -347,7 +346,7 @@ class MappedSource:
             column = self._read(start, stop, [path], fills=self._map.final_row)[path]
             if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "OUiub":
                 raise SchemaError(
-                    f"codes: found {_kind_of(column)}, expected texts or whole numbers", column=name
+                    f"codes: found {kind_of(column)}, expected texts or whole numbers", column=name
                 )
             values.update(column.tolist())
             if len(values) > _MOST_CODES:
@@ -819,30 +818,10 @@ def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
 def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
     name = ".".join(path)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}{_hint(value, name)}", column=name)
+        raise SchemaError(f"{top} needs numbers, found {kind_of(value)}{hint_of(value, name)}", column=name)
     if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
     return value.reshape(len(value)) if is_flat else value
-
-
-def _hint(value: Any, name: str) -> str:
-    """What may make numbers of texts, to be appended; "": nothing known."""
-    texts = (
-        [one for one in value[:100].tolist() if isinstance(one, str)] if isinstance(value, np.ndarray) else []
-    )
-    if texts and all(map(_DECIMAL_COMMA.fullmatch, texts)) and any("," in text for text in texts):
-        return (
-            f" such as {excerpt(texts[0])}: if these are numbers with decimal commas, pass "
-            "format_options={'decimal': ','} (pandas.read_csv: decimal=',')"
-        )
-    if not texts:
-        return ""
-    if all(text.lstrip()[:1] in ("[", "(") for text in texts):
-        return (
-            f" such as {excerpt(texts[0], 60)}, lists written as text: load the table, and parse them, such "
-            f"as log[{excerpt(name)}].map(json.loads)"
-        )
-    return f" such as {excerpt(texts[0], 60)}: if these are categories, pass codes={excerpt(name)}"
 
 
 def _coded(
@@ -851,7 +830,7 @@ def _coded(
     """The codes of a column of categories."""
     name = ".".join(path)
     if not isinstance(values, np.ndarray) or values.ndim != 1:
-        raise SchemaError(f"codes: found {_kind_of(values)}, expected a category a row", column=name)
+        raise SchemaError(f"codes: found {kind_of(values)}, expected a category a row", column=name)
     listed = values.tolist()
     found = [codes.get(value) for value in listed]
     if fills:  # A final row has no category.
@@ -864,15 +843,10 @@ def _coded(
     return np.array(found, np.int64)
 
 
-def _kind_of(value: Any) -> str:
-    dtype = getattr(value, "dtype", None)
-    return "no value" if dtype is None else "text or objects" if dtype == np.dtype(object) else str(dtype)
-
-
 def _flag(value: Any, flag: _Flag, *, fills: bool) -> NDArray[np.bool_]:
     name = ".".join(flag.path)
     if not isinstance(value, np.ndarray):
-        raise SchemaError(f"a flag is one value a row, found {_kind_of(value)}", column=name)
+        raise SchemaError(f"a flag is one value a row, found {kind_of(value)}", column=name)
     value = one_a_row(Columns.TERMINATEDS, value)
     if flag.is_inverted:
         return mask_ends(name, value, fills=fills)
@@ -888,55 +862,6 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
     found = np.concatenate([leaf[1:], zero_leaf(leaf, min(1, len(leaf)))])
     found[last] = 0
     return found
-
-
-def describe(table: Table) -> str:
-    """The columns of a table with dtype and three values each, for messages."""
-    if (own := table.described()) is not None:
-        return own
-    shown = []
-    file = next((number for number, rows in enumerate(table.rows) if rows), None)
-    for name in list(table.names)[:_SHOWN_COLUMNS]:
-        rows = None if file is None else Rows(file, 0, min(3, table.rows[file]))
-        try:
-            if rows is not None and table.count(rows.file, name) != table.rows[rows.file]:
-                shown.append(_described_beside(name, table.array(rows.file, name)))
-                continue
-            found = None if rows is None else table.read(rows, [name])[name]
-        except RlioError as error:
-            shown.append(_described_lists(table, rows, name) or _unreadable(name, error))
-            continue
-        for path, leaf in leaves(found) if found is not None else ():
-            shape = f" {leaf.shape[1:]}" if leaf.ndim > 1 else ""
-            values = excerpt(leaf.tolist(), 60).removeprefix("[").removesuffix("]")
-            shown.append(f"{'.'.join([name, *map(str, path)])[:60]} ({_kind_of(leaf)}{shape}: {values})")
-        if found is None:
-            shown.append(f"{name} (empty)")
-    more = len(table.names) - _SHOWN_COLUMNS
-    return f"the columns are {', '.join(shown)}" + (f", and {more} more" if more > 0 else "")
-
-
-def _described_beside(name: str, array: NDArray[Any]) -> str:
-    """An array that has not as many values as the table has rows."""
-    values = excerpt(array[:3].tolist(), 60).removeprefix("[").removesuffix("]")
-    return f"{name} ({_kind_of(array)} {array.shape}: {values})"
-
-
-def _unreadable(name: str, error: RlioError) -> str:
-    return f"{name} (unreadable: {excerpt(str(error), 80)})"
-
-
-def _described_lists(table: Table, rows: Rows | None, name: str) -> str:
-    """A column of lists of different lengths; "": it has none."""
-    try:
-        found = None if rows is None else table.lists(rows, name)
-    except RlioError:
-        return ""
-    if not isinstance(found, Lists) or found.lengths is None or len({*found.lengths.tolist()}) < 2:
-        return ""
-    lengths, parts = ", ".join(map(str, found.lengths.tolist())), leaves(found.values)
-    items = ", ".join(f"{'.'.join(map(str, path))} {_kind_of(leaf)}".strip() for path, leaf in parts)
-    return f"{name} (lists of {lengths} items: {items[:80]})"
 
 
 # ---- tables whose columns have rlio's names ----
