@@ -1058,6 +1058,21 @@ def test_fields_that_contradict_each_other_are_named(fields: dict[str, Any]) -> 
     assert len(named) >= min(2, len(fields))
 
 
+@pytest.mark.parametrize("change", [{"lens": [4, 5]}, {"terminal": np.array([False, False])}])
+def test_a_state_of_arrays_with_other_lengths_or_flags_is_refused(change: dict[str, Any]) -> None:
+    table = arrays(lens=[3, 6], terminal=np.array([False, True]))
+    given = rlio.Mapping(COLUMNS, lengths="lens", terminated="terminal")
+    with rlio.from_arrays(table, mapping=given, epochs=1, batch_size=4) as reader:
+        reader.sample()
+        state = reader.state_dict()
+    with rlio.from_arrays({**table}, mapping=given, epochs=1, batch_size=4) as reader:
+        reader.load_state_dict(state)
+        assert reader.sample()["obs"][:, 0].tolist() == steps()["x"][4:8]
+    other = rlio.from_arrays({**table, **change}, mapping=given, epochs=1, batch_size=4)
+    with other, pytest.raises(StateError):
+        other.load_state_dict(state)
+
+
 def test_episodes_in_memory_have_their_own_ends() -> None:
     episodes = [{"x": [0.0, 1.0], "a": [0, 1], "r": [0.0, 1.0], "first": [True, False]}]
     with pytest.raises(OptionError, match=r"starts=.*each dict is an episode"):

@@ -663,6 +663,10 @@ class MappedSource:
                     is_plain = leaf.dtype != object
                     data = np.ascontiguousarray(leaf).tobytes() if is_plain else repr(leaf.tolist()).encode()
                     crc = zlib.crc32(data, crc)
+        mapping = self._map
+        if mapping.lengths or mapping.ends or mapping.valid:  # Arrays beside the rows.
+            for beside in (np.array(self._starts, np.int64), *self._of_episodes.values()):
+                crc = zlib.crc32(beside.tobytes(), crc)
         uri = f"{self.uri} of {self._rows} rows with the checksum {crc:08x}"
         return InputFile(None, "", uri, self._rows * self.row_bytes)
 
