@@ -461,6 +461,17 @@ def test_observations_with_a_row_more_an_episode_have_the_final_ones(
         assert ends_of(rows) == ([3, 1, 5], [2, 8] * terminated, [3] if terminated else [2, 3, 8])
 
 
+def test_final_rows_of_longer_observations_are_not_sorted() -> None:
+    table = {
+        "x": np.arange(5.0)[:, None],
+        "a": np.zeros(4, int),
+        "r": np.zeros(4),
+        "step": np.array([2, 1, 0, 3]),
+    }
+    with pytest.raises(OptionError, match=r"sort=.*a row more"):
+        rows_of(table, columns=PLAIN, per_file=True, sort="step")
+
+
 def test_an_end_of_an_episode_of_one_step_is_not_that_of_the_episode_before() -> None:
     longer = np.concatenate([100.0 * e + np.arange(count + 1) for e, count in enumerate(LENGTHS, 1)])
     table = arrays(lens=[3, 1, 5], done=np.arange(9) == 3) | {"x": longer[:, None]}

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
-from rlio.errors import OptionError, SchemaError
+from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.tables.cuts import lengths_in
 from rlio.formats.tables.paths import paths_in
 from rlio.formats.tables.table import Rows, Table
@@ -96,8 +96,13 @@ class FinalRows(Table):
         """The mapping of the table with final rows.
 
         Raises:
-            OptionError: ``next_obs`` names columns.
+            OptionError: ``next_obs`` names columns, or rows are to be sorted, and final rows have no place.
         """
+        if mapping.sort:
+            raise OptionError(
+                f"sort={excerpt(mapping.sort)}: the arrays of obs have a row more in each episode, which has "
+                "no value to be sorted by: sort the arrays, and leave out sort="
+            )
         if mapping.next_obs not in (None, DERIVE):
             raise OptionError(
                 "next_obs: the arrays of obs, which have a row more in each episode, already give it: leave "
