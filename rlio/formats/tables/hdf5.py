@@ -348,6 +348,18 @@ class Hdf5Table(Table):
                 before[:] = 0
             yield found
 
+    def count(self, file: int, name: str) -> int:
+        """See `Table`."""
+        groups = self._groups[file]
+        is_array = groups == [""] and self._handles.is_dataset(self._handles.member(file, name))
+        return len(self._dataset(file, "", name)) if is_array and not self._lacks else self.rows[file]
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        if self._groups[file] != [""] or self._handles.member(file, name) is None:
+            return super().array(file, name)
+        return self._guarded(file, lambda: np.asarray(self._dataset(file, "", name)[:]))
+
     def close(self) -> None:
         """Close all files."""
         self._handles.close()
@@ -410,7 +422,9 @@ def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
         specs = [spec for name, spec in mapping.columns.items() if name.partition("/")[0] == of]
         return list(names(specs))
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
-    flags = [flag for flag in (mapping.terminated, mapping.truncated) if isinstance(flag, str)]
+    flags = [
+        flag for flag in (mapping.terminated, mapping.truncated, mapping.starts) if isinstance(flag, str)
+    ]
     return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
 
 
