@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 import zstandard
 from stored_batches import files, fresh_root, group_bytes
 
-from rlio import JsonWriter, ParquetWriter, Roll, SampleBatch
+from rlio import JsonWriter, Mapping, ParquetWriter, Roll, SampleBatch
 from rlio.catalog.names import ShardName
 from rlio.schemas.schema import Schema, canonical_json
 
@@ -48,10 +48,11 @@ class Case:
     Attributes:
         name: What is wrong with it.
         make: Makes it in an empty folder.
-        opener: "dataset", "json", "foreign" or "read": what opens the folder.
+        opener: "dataset", "zip", "json", "foreign" or "read": what opens the folder.
         rows: Rows that are served when damage is skipped; None: whatever number.
         harmless: Whether nothing is wrong with it.
-        options: More keywords for the reader.
+        options: Limits of the reader.
+        mapping: Its mapping; None: it has none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Case:
     rows: int | None = None
     harmless: bool = False
     options: tuple[tuple[str, Any], ...] = ()
+    mapping: Mapping | None = None
 
 
 CASES: list[Case] = []

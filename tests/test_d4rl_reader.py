@@ -24,6 +24,7 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.d4rl import source as d4rl_source
+from rlio.formats.files.hdf5_files import Hdf5Files
 from rlio.readers.d4rl_reader import D4RLReader
 from rlio.testing.readers import ReaderTests, assert_resumes
 
@@ -161,16 +162,16 @@ def test_a_long_episode_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     columns = datasets(200) | {"terminals": np.arange(200) == 199, "timeouts": np.zeros(200, bool)}
     path = save(tmp_path / "a.hdf5", columns)
     rows: list[int] = []
-    real = d4rl_source._read
+    real = Hdf5Files.read
 
-    def counted(name: str, dataset: Any, first: int, stop: int) -> Any:
+    def counted(files: Hdf5Files, dataset: Any, first: int, stop: int) -> Any:
         rows.append(stop - first)
-        return real(name, dataset, first, stop)
+        return real(files, dataset, first, stop)
 
     with D4RLReader(path, epochs=1, cache="memory", draw=rlio.NStep(3, gamma=1.0), batch_size=200) as reader:
         expected = reader.sample()
     with D4RLReader(path, epochs=1) as reader:
-        monkeypatch.setattr(d4rl_source, "_read", counted)
+        monkeypatch.setattr(Hdf5Files, "read", counted)
         batch = concat_samples(list(reader))
     assert max(rows) == 17  # One more observation, the next one of the last row.
     assert isinstance(batch, SampleBatch)

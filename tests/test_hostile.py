@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hostile_files  # noqa: F401  # Its cases.
 import pytest
 from further import further
 from hostile_corpus import CASES, MARK, Case, cases
@@ -59,6 +61,18 @@ LONG = (
     "schema file: 20 million numbers",
     "zip: 60 MB of newlines",
     "zip: 60 MB of blank lines of Windows",
+    "zip: 4,000 members of a line",
+    "zip: 30,000 folders of a data set",
+    "NPZ: a directory of 110,000 names",
+    "HDF5: D4RL's filters, each twice",
+    "HDF5: Tianshou's ring of 30 million rows of a byte",
+    "HDF5: Tianshou's groups that hold each other",
+    "HDF5: Robomimic's group in itself",
+    "HDF5: D4RL's dataset of a thousand names",
+    "HDF5: Minari's texts that are one text",
+    "HDF5: Robomimic's texts that are one text",
+    "RLDS: texts of a step, one of them long",
+    "RLDS: pictures of 11,000 by 11,000",
 )
 FORBIDDEN = (
     "pickle.find_class",
@@ -95,8 +109,9 @@ def open_case(case: Case, folder: Path, mode: str) -> dict[str, Any]:
     """Read everything that there is; gives the rows served and skipped."""
     limits = Limits(**dict(case.options))
     options: dict[str, Any] = {"epochs": 1, "on_error": mode}
-    if case.opener == "dataset":
-        root = folder / "root" if (folder / "root").exists() else folder
+    if case.opener in ("dataset", "zip"):
+        names = ("a.zip",) if case.opener == "zip" else ("root", "")
+        root = next(folder / name for name in names if (folder / name).exists())
         with rlio.DatasetReader(root, limits=limits, **options) as reader:
             rows = sum(len(batch) for batch in reader)
             list(reader.dataset.episode_parts())
@@ -108,6 +123,8 @@ def open_case(case: Case, folder: Path, mode: str) -> dict[str, Any]:
     }
     if case.opener == "foreign" or case.options:
         options["limits"] = limits
+    if case.mapping is not None:
+        options["mapping"] = case.mapping
     with kinds[case.opener](str(folder), **options) as reader:
         return {"rows": sum(len(batch) for batch in reader), "skipped": reader.skipped}
 
@@ -183,7 +200,8 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 def serve() -> None:
     """Run the cases that standard input names, each with its folder."""
     # Import and use everything once, so that children neither import nor count that as theirs. Arrow imports
-    # this one where it reads what no harmless case has.
+    # the first one where it reads what no harmless case has.
+    import PIL.PngImagePlugin  # noqa: F401
     import pyarrow.dataset  # noqa: F401
 
     with tempfile.TemporaryDirectory() as folder:
@@ -209,6 +227,21 @@ def parent() -> Iterator[subprocess.Popen[str]]:
         yield process
         assert process.stdin is not None
         process.stdin.close()
+
+
+def test_each_promise_of_the_security_page_names_tests_that_exist() -> None:
+    here = Path(__file__).parent
+    page = (here.parent / "docs/security.md").read_text("utf-8")
+    promises = re.findall(r"^\| .* \| .* \| (.*) \|$", page.partition("## Bounds")[0], re.MULTILINE)[1:]
+    assert len(promises) == 8
+    known = {
+        name
+        for path in here.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    for promise in promises:
+        assert re.findall(r"`(\w+)`", promise)
+    assert {*re.findall(r"`(test_\w+)`", page)} <= known
 
 
 def test_the_corpus_is_as_large_as_it_should_be() -> None:

@@ -155,6 +155,15 @@ def rllib_parquet_extension(root: Path) -> Path:
     return root / "a.parquet"
 
 
+def arrow_extension(root: Path) -> Path:
+    storage = pa.array([0, 1])
+    column = pa.ExtensionArray.from_storage(Asked(storage.type), storage)
+    steps = {"obs": [0.0, 1.0], "actions": column, "rewards": [1.0, 1.0], "terminateds": [False, True]}
+    with pa.ipc.new_stream(root / "a.arrow", (table := pa.table(steps)).schema) as writer:
+        writer.write_table(table)
+    return root / "a.arrow"
+
+
 def episodes(root: Path, **values: Any) -> Path:
     item = pq.read_table(GOLDEN / "rllib/chunks/episodes.parquet")["item"][0].as_py()
     state = msgpack.unpackb(item, strict_map_key=False)
@@ -319,6 +328,7 @@ CARRIERS = [
         json_packed_rows,
         rllib_parquet,
         rllib_parquet_extension,
+        arrow_extension,
     ),
     *(msgpack_object_array, msgpack_extension, msgpack_space, npz, hdf5_opaque, hdf5_bytes, hdf5_texts),
     *(robomimic, tianshou, d3rlpy, minari_env_spec, minari_space, minari_space_text, minari_parquet),
@@ -332,7 +342,7 @@ CARRIERS = [
 #: stored in them.
 SERVED = {
     *(json_infos, hdf5_bytes, robomimic, minari_env_spec, msgpack_space, lerobot_features),
-    *(minari_parquet, lerobot_data, lerobot_tasks, lerobot_episodes),
+    *(arrow_extension, minari_parquet, lerobot_data, lerobot_tasks, lerobot_episodes),
 }
 
 

@@ -21,7 +21,8 @@ from hypothesis.extra import numpy as hnp
 import rlio
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
 from rlio.formats.files import packed
-from rlio.formats.files.packed import Allowance, is_packed, unpack
+from rlio.formats.files.allowance import Allowance
+from rlio.formats.files.packed import is_packed, unpack
 from rlio.limits import Limits
 
 OF_2019 = Path(__file__).with_name("golden") / "formats/rllib-2019"

@@ -17,6 +17,7 @@ import pytest
 import rlio
 from rlio.batch.episode import Episode
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaError, UnknownLayout, UnsafeData
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.rllib.episodes import RllibEpisodeSink, RllibEpisodeSource
 from rlio.formats.rllib.json import RllibJsonSink
 from rlio.formats.rllib.states import pack, space_from_rllib, space_to_rllib, unpack
@@ -46,7 +47,7 @@ def store(path: Path, items: list[bytes]) -> Path:
 
 
 def changed(item: bytes, **values: Any) -> bytes:
-    return pack({**unpack(item, limits=DEFAULT_LIMITS), **values})
+    return pack({**unpack(item, allowance=Allowance()), **values})
 
 
 def test_a_row_holds_what_its_action_saw_and_caused() -> None:
@@ -119,7 +120,7 @@ def test_chunks_that_follow_each_other_are_one_episode_and_others_keep_their_ste
 
 def test_what_disagrees_is_damage(tmp_path: Path) -> None:
     first, second = golden_items("chunks")
-    observations = unpack(second, limits=DEFAULT_LIMITS)["observations"]
+    observations = unpack(second, allowance=Allowance())["observations"]
     damaged: Mapping[str, list[bytes]] = {
         "other content": [first, changed(first, is_terminated=True)],
         "after the end": [changed(first, is_terminated=True), second],
@@ -205,7 +206,7 @@ def test_spaces_come_back_from_rllibs_description() -> None:
         digits=spaces.MultiDiscrete([3, 4]),
         text=spaces.Text(7, min_length=2, charset="ab"),
     )
-    described = unpack(pack(space_to_rllib(space)), limits=DEFAULT_LIMITS)
+    described = unpack(pack(space_to_rllib(space)), allowance=Allowance())
     assert space_from_rllib(described, limits=DEFAULT_LIMITS) == space
     assert space_from_rllib(None, limits=DEFAULT_LIMITS) is None
     with pytest.raises(UnsafeData):

@@ -119,7 +119,7 @@ def read_array(stream: IO[bytes], size: int, name: str) -> NDArray[Any]:
     if dtype.hasobject:
         raise UnsafeData(f"the array {excerpt(name)} is pickled: expected numbers or text")
     left = size - stream.tell()
-    if min(shape, default=0) < 0 or left != math.prod(shape) * dtype.itemsize:
+    if left != math.prod(shape) * dtype.itemsize:
         raise CorruptData(f"the array {excerpt(name)} has {left} bytes for the shape {excerpt(shape)}")
     made = bytearray(left)
     view, at = memoryview(made), 0
@@ -138,16 +138,22 @@ def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
         CorruptData, ValueError: The header is damaged.
     """
     version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise CorruptData(f"an array has version {version} of NumPy's format, expected 1 to 3")
+    stated = stream.read(2 if version == (1, 0) else 4)
+    if int.from_bytes(stated, "little") > _MOST_HEADER:  # NumPy reads it before it looks at its size.
+        raise CorruptData(f"an array has a header of more than {_MOST_HEADER} bytes")
+    text = stream.read(int.from_bytes(stated, "little"))
     try:
         if version == (3, 0):  # As 2.0, but in UTF-8, for names of fields. NumPy's own function is private.
-            text = stream.read(min(int.from_bytes(stream.read(4), "little"), _MOST_HEADER)).decode()
-            described = ast.literal_eval(text)
+            described = ast.literal_eval(text.decode())
             dtype = npy.descr_to_dtype(described["descr"])
-            return tuple(described["shape"]), bool(described["fortran_order"]), dtype
-        if version not in ((1, 0), (2, 0)):
-            raise CorruptData(f"an array has version {version} of NumPy's format, expected 1 to 3")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
+            shape, is_fortran = tuple(described["shape"]), bool(described["fortran_order"])
+        else:
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, is_fortran, dtype = read(io.BytesIO(stated + text))
     except _BAD_HEADER as error:
         raise CorruptData(f"the header of an array cannot be parsed: {error!r}") from error
-    return found
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise CorruptData(f"an array has the shape {excerpt(shape)}")
+    return shape, is_fortran, dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,8 @@ from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, parse_storage_options
 from rlio.cli.tables import print_table, progress_bar
 from rlio.errors import OptionError
+from rlio.support.isolation import Isolation
+from rlio.support.options import refuse_unknown
 
 if TYPE_CHECKING:
     from rlio.conversion.report import ImportReport
@@ -70,6 +73,18 @@ def convert(
     final_row: Annotated[
         bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
     ] = False,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated", help="Read in a process with bounded memory, processor time and open files."
+        ),
+    ] = False,
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE: a bound of --isolated: memory_bytes, processor_seconds, open_files; repeatable."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
     into_storage_options: IntoStorageOptions = None,
@@ -77,7 +92,7 @@ def convert(
     """Convert data of any format that rlio reads, and report what looks wrong. Run again, it continues."""
     from rlio.conversion.convert import convert as run
 
-    fields = mapping_fields(
+    columns = mapping_fields(
         episode=episode,
         terminated=terminated,
         truncated=truncated,
@@ -86,9 +101,9 @@ def convert(
         per_file=per_file,
         final_row=final_row,
     )
-    mapping = mapping_of(column, fields)
+    mapping = mapping_of(column, columns)
     read_options = dict(map(named_value, read_option or ()))
-    if replaced := [name for name in read_options if name in fields]:
+    if replaced := [name for name in read_options if name in columns]:
         flag = {"dtypes": "dtype"}.get(replaced[0], replaced[0].replace("_", "-"))
         raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag} instead")
     with ExitStack() as opened:
@@ -106,11 +121,20 @@ def convert(
             storage_options=parse_storage_options(storage_options),
             into_storage_options=parse_storage_options(into_storage_options, option="--into-storage-options"),
             progress=None if as_json else _Bar(opened),
+            isolated=_isolation(isolated, dict(map(named_value, bound or ()))),
         )
     if as_json:
         print_json(report.to_json())
     else:
         _print(report)
+
+
+def _isolation(isolated: bool, bounds: dict[str, Any]) -> bool | Isolation:
+    """The value of ``isolated=``."""
+    if bounds and not isolated:
+        raise OptionError(f"--bound {next(iter(bounds))}=...: pass --isolated too")
+    refuse_unknown(bounds, [field.name for field in fields(Isolation)], of="--isolated")
+    return Isolation(**bounds) if bounds else isolated
 
 
 class _Bar:

@@ -52,7 +52,8 @@ from rlio.opening import dataset_on
 from rlio.schemas.provenance import Provenance
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
-from rlio.support.options import check_choice, option_names, refuse_unknown
+from rlio.support.isolation import Isolation, call_isolated
+from rlio.support.options import check_choice, check_flag, option_names, refuse_unknown
 from rlio.support.spaces import Spaces
 from rlio.writers.dataset_writer import checked_pictures
 from rlio.writers.ended_episodes import EpisodeComesAgain
@@ -89,6 +90,7 @@ def convert(
     storage_options: Mapping[str, Any] | None = None,
     into_storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    isolated: bool | Isolation = False,
 ) -> ImportReport:
     """Convert data into a data set of rlio, or into a format of another library.
 
@@ -120,6 +122,9 @@ def convert(
         progress: Called after each episode with the rows and the episodes that were read. If it has a method
             ``begin``, that is called before each pass with its name, "convert" or "prove", and all rows that
             will be read; None: not known.
+        isolated: True or an `Isolation`: do it in a process of its own, with bounds on memory, processor time
+            and open files. A library that crashes there, or exceeds a bound, is an error here. ``src`` is a
+            path, URI or glob, or a list of those. Linux only.
 
     Returns:
         A report of what was read, written and found. A data set of rlio also stores it in the provenance of
@@ -130,8 +135,94 @@ def convert(
             (which is found out where ``dst`` is a local folder).
         DataNotFound: ``src`` has no data.
         SchemaError: An episode is not a trajectory, or the format cannot hold it.
-        CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names.
+        CorruptData: ``src`` is damaged; or ``prove`` found a difference, which the message names; or the
+            isolated process died. (UnsafeData: it exceeded a bound.)
     """
+    given: dict[str, Any] = {
+        "src": src,
+        "dst": dst,
+        "to": to,
+        "mapping": mapping,
+        "spaces": spaces,
+        "policy": policy,
+        "prove": prove,
+        "final_obs": final_obs,
+        "on_error": on_error,
+        "options": options,
+        "read_options": read_options,
+        "storage_options": storage_options,
+        "into_storage_options": into_storage_options,
+    }
+    if isinstance(isolated, Isolation):
+        return _isolated(given, isolated, progress)
+    if check_flag("isolated", isolated):
+        return _isolated(given, Isolation(), progress)
+    return _convert(**given, progress=progress)
+
+
+def _isolated(given: Mapping[str, Any], bounds: Isolation, progress: Progress | None) -> ImportReport:
+    """`_convert` in a process of its own."""
+    src = given["src"]
+    values = [src] if isinstance(src, (str, os.PathLike)) else src
+    for value in [*(values if isinstance(values, list | tuple) else [values]), given["dst"]]:
+        if not isinstance(value, (str, os.PathLike)) or os.fspath(value).startswith("memory:"):
+            raise OptionError(
+                f"isolated= reads and writes files in another process, found {excerpt(value)}, expected "
+                "paths or URIs that it can open"
+            )
+    found = call_isolated(
+        _convert_and_tell,
+        {**given, "tells": progress is not None},
+        bounds,
+        uri=excerpt(src if len(values) > 1 else os.fspath(values[0]))[1:-1],
+        hear=partial(_hear, progress),
+    )
+    return ImportReport.from_json(found)
+
+
+def _convert_and_tell(*, tells: bool, tell: Callable[..., None], **given: Any) -> dict[str, Any]:
+    """`_convert` in the isolated process; the report in JSON."""
+    return _convert(**given, progress=_Telling(tell) if tells else None).to_json()
+
+
+class _Telling:
+    """Progress that is told to the process that called."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+
+    def begin(self, name: str, total: int | None) -> None:
+        self._tell("begin", name, total)
+
+    def __call__(self, rows: int, episodes: int) -> None:
+        self._tell("rows", rows, episodes)
+
+
+def _hear(progress: Progress | None, kind: str, *values: Any) -> None:
+    """Pass progress on."""
+    call = progress if kind == "rows" else getattr(progress, "begin", None)
+    if call is not None:
+        call(*values)
+
+
+def _convert(
+    src: Any,
+    dst: StrPath,
+    *,
+    to: str | None,
+    mapping: ColumnMapping | None,
+    spaces: Spaces | None,
+    policy: str | None,
+    prove: bool,
+    final_obs: FinalObs,
+    on_error: Literal["raise", "skip"],
+    options: Mapping[str, Any] | None,
+    read_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, Any] | None,
+    into_storage_options: Mapping[str, Any] | None,
+    progress: Progress | None,
+) -> ImportReport:
+    """See `convert`."""
     check_choice("on_error", on_error, ("raise", "skip"))
     check_choice("final_obs", final_obs, ("error", "repeat", "drop-step"))
     format = _format(to)

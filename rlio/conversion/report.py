@@ -211,6 +211,12 @@ class ImportReport:
         findings = [{**asdict(finding), "places": list(finding.places)} for finding in self.findings]
         return {**asdict(self), "findings": findings}
 
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> ImportReport:
+        """The report that `to_json` gave."""
+        findings = (Finding(**{**one, "places": tuple(one["places"])}) for one in found["findings"])
+        return cls(**{**found, "findings": tuple(findings)})
+
     def lines(self) -> list[tuple[str, str, str, str, str]]:
         """The findings as a table: (kind, count, columns, places, sentence); identical ones are one line.
 

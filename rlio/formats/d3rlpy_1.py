@@ -37,10 +37,10 @@ class D3rlpy1Source(Hdf5Source):
     """The episodes of one or several files of `MDPDataset.dump`; an `EpisodeSource`."""
 
     def _index(self, number: int) -> Iterator[tuple[tuple[int, int, bool, bool], int]]:
-        rows = self._dataset(number, "rewards").shape[0]
+        rows = self._rows_in(number, "rewards")
         self._check_rows(number, [*_COLUMNS, "terminals", "episode_terminals"], rows)
         terminals, ends = (
-            flags_in(name, self._dataset(number, name)[()]) for name in ("terminals", "episode_terminals")
+            flags_in(name, self._values(number, name)) for name in ("terminals", "episode_terminals")
         )
         if (terminals & ~ends).any():
             raise CorruptData(
@@ -58,7 +58,9 @@ class D3rlpy1Source(Hdf5Source):
         first, last, terminated, truncated = key
         start, stop = first + rows.start, first + rows.stop
         found = {
-            name: np.asarray(self._dataset(number, path)[start : min(stop + (name == Columns.OBS), last)])
+            name: self._handles.read(
+                self._dataset(number, path), start, min(stop + (name == Columns.OBS), last)
+            )
             for path, name in _COLUMNS.items()
         }
         return SampleBatch(

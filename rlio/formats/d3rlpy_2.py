@@ -67,20 +67,20 @@ class D3rlpySource(Hdf5Source):
 
     def _index(self, number: int) -> Iterator[tuple[int, int]]:
         file = self._handles.file(number)
-        version = _text(self._dataset(number, "version")[()])
+        version = _text(self._values(number, "version")[()])
         if not version.startswith("2."):
             raise UnknownLayout(f"found version {excerpt(version)} of d3rlpy's format, expected 2")
         self.version = version
-        columns = [_text(name) for name in self._dataset(number, "columns")[()]]
+        columns = [_text(name) for name in self._values(number, "columns")]
         missing = [name for name in _NEEDED if name not in columns]
         if missing:
             raise MissingColumn(f"found the columns {excerpt(columns)}", column=missing[0])
-        count = int(self._dataset(number, "num_episodes")[()])
+        count = int(self._values(number, "num_episodes")[()])
         if not 0 <= count <= len(file):
             raise CorruptData(f"num_episodes is {count}, and the file has {len(file)} datasets")
         self._columns.append(columns)
         for episode in range(count):
-            yield episode, self._dataset(number, f"rewards_{episode}").shape[0]
+            yield episode, self._rows_in(number, f"rewards_{episode}")
 
     def _rows(self, number: int, key: int, rows: range, steps: int) -> SampleBatch:
         names = [name for name in self._columns[number] if name != "terminated"]
@@ -91,7 +91,7 @@ class D3rlpySource(Hdf5Source):
             for name in names
         }
         rewards = flat(found.pop("rewards"))
-        terminated = bool(flags_in("terminated", [self._dataset(number, f"terminated_{key}")[()]])[0])
+        terminated = bool(flags_in("terminated", [self._values(number, f"terminated_{key}")[()]])[0])
         return SampleBatch(
             {
                 **without_final_obs(found.pop("observations"), len(rows)),

@@ -22,7 +22,6 @@ import json
 import os
 import pkgutil
 import re
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,11 +31,13 @@ from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlio.batch.encoded_picture import Codec
 from rlio.catalog.names import HEADER
-from rlio.errors import RlioError, UnknownLayout, UnsafeData
+from rlio.errors import CorruptData, RlioError, UnknownLayout, UnsafeData
 from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.parquet_metadata import read_metadata
+from rlio.source.damage import DAMAGE
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
 from rlio.storage.paths import is_uri, locate
+from rlio.storage.zip_files import open_archive
 
 __all__ = [
     "BY_CONTENT",
@@ -506,12 +507,6 @@ def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
     return InputFile(fs, storage.real(path), storage.uri_of(path), size)
 
 
-#: What a file raises that is damaged, gone or a folder, or whose library is not installed.
-_NOTHING_KNOWN: Final = (
-    RlioError, OSError, ValueError, RecursionError, KeyError, RuntimeError, ImportError, zipfile.BadZipFile
-)  # fmt: skip
-
-
 class Look:
     """A bounded look at the files of one folder, or at one file. Each file is opened once.
 
@@ -598,7 +593,7 @@ class Look:
                 return look(stream)
         except UnknownLayout:  # A pointer of Git LFS.
             raise
-        except _NOTHING_KNOWN:
+        except (RlioError, ImportError, *DAMAGE):
             # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
             return None
 
@@ -608,13 +603,15 @@ def _parquet_columns(stream: IO[bytes]) -> frozenset[str]:
 
 
 def _arrow_columns(stream: IO[bytes]) -> frozenset[str]:
-    import pyarrow as pa
+    """By the first message alone, in which no extension type is asked: a file has it after its magic."""
+    from rlio.formats.files.parquet_footer import plain_schema
 
-    if stream.read(6) == b"ARROW1":
-        stream.seek(0)
-        return frozenset(pa.ipc.open_file(stream).schema.names)
-    stream.seek(0)
-    return frozenset(pa.ipc.open_stream(stream).schema.names)
+    stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
+    head = stream.read(8)
+    size = int.from_bytes(head[4:], "little")
+    if head[:4] != b"\xff\xff\xff\xff" or size > DEFAULT_LIMITS.footer_bytes:
+        raise CorruptData("found no message of Arrow")
+    return frozenset(plain_schema(head + stream.read(size))[0].names)
 
 
 def _paths_of_hdf5(stream: IO[bytes]) -> frozenset[str]:
@@ -625,7 +622,7 @@ def _paths_of_hdf5(stream: IO[bytes]) -> frozenset[str]:
 
 
 def _npz_names(stream: IO[bytes]) -> frozenset[str]:
-    with zipfile.ZipFile(stream) as archive:
+    with open_archive(stream, DEFAULT_LIMITS, uri="") as archive:
         return frozenset(name.removesuffix(".npy") for name in archive.namelist()[:_NAMES])
 
 

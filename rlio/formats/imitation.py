@@ -100,6 +100,7 @@ class ImitationSource:
         steps = pc.list_value_length(batch.column("acts"))
         if steps.null_count or any(batch.column(name).null_count for name in self._names):
             raise CorruptData("found an episode without values", uri=self.files[file].uri)
+        self._table.allowance.claim(pc.sum(steps, min_count=0).as_py())
         for row, count in enumerate(steps.to_pylist()):
             self._places.append((file, piece, row))
             self.lengths.append(count)

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from rlio.errors import DataNotFound, OptionError, UnknownLayout, excerpt
+from rlio.errors import DataNotFound, OptionError, UnknownLayout, UnsafeData, excerpt, raise_at
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.format import (
     Format,
     Found,
@@ -31,6 +32,7 @@ from rlio.formats.format import (
 )
 from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
@@ -257,7 +259,15 @@ def _join(folder: str, name: str) -> str:
 def open_source(format: Format, place: Place, options: Mapping[str, Any], *, limits: Limits) -> Any:
     """The `rlio.source.episodes.EpisodeSource` of a place; see `open_place`."""
     opened = open_place(format, format.source, place, options, limits=limits)
-    return by_own_names(opened) if format.source == format.table else opened
+    if format.source == format.table:  # A table claims its rows itself.
+        with damage_named(format.title, uri=place.uri):
+            return by_own_names(opened)
+    try:
+        Allowance.of(opened.files, limits).claim(sum(opened.lengths))
+    except UnsafeData as error:
+        opened.close()
+        raise_at(error, uri=opened.uri)
+    return opened
 
 
 def open_episode_files(
@@ -303,4 +313,8 @@ def open_place(
     opens = load(target)
     names = [name for name in option_names(opens) or () if name not in ("place", "limits")]
     refuse_unknown(options, names, of=f"the format {format.name}")
-    return opens(place, limits=limits, **options)
+    try:
+        with damage_named(format.title, uri=place.uri):
+            return opens(place, limits=limits, **options)
+    except UnsafeData as error:
+        raise_at(error, uri=place.uri)

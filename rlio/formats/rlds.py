@@ -38,6 +38,7 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
 from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
@@ -71,6 +72,8 @@ _STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", "is_terminal"
 _COLUMNS: Final = {"observation": Columns.OBS, "action": Columns.ACTIONS, "reward": Columns.REWARDS}
 _PICTURE = "picture"
 _OPEN_FILES = 4
+#: Bytes that a whole number takes in memory, of which a file may have one.
+_VARINT: Final = 8
 #: Bytes that a text takes in memory, as `Limits.group_bytes` counts them.
 _TEXT_BYTES = 64
 
@@ -139,6 +142,8 @@ class RldsSource:
         self.origin: Origin = Origin(uri=self.uri, extra=extra)
         counts = self._files(split)
         self.files: list[InputFile] = [place.file(name, size) for name, size, _ in counts]
+        self._allowance = Allowance.of(self.files, limits)
+        self._piece = self._allowance.piece()
         #: Of each episode: file, place, and whether its last step is a final observation.
         self._places: list[tuple[int, int, int]] = []
         self.lengths: list[int] = []
@@ -282,6 +287,7 @@ class RldsSource:
         file, records = self._file(number), 0
         for start, size in file.places():
             records += 1
+            self._piece = self._allowance.piece()
             try:
                 last = self._column(file.glance(start, size), (_STEPS, _LAST), self._steps[(_LAST,)])
                 steps = len(last) - int(last[-1:].any() and not self._ends_in_action)
@@ -345,7 +351,8 @@ class RldsSource:
 
     def _guarded(self, episode: int, action: Callable[[], SampleBatch]) -> SampleBatch:
         file = self.files[self._places[episode][0]]
-        return guarded(file, episode, action, format="RLDS", also=(zlib.error,))
+        self._piece = self._allowance.piece()
+        return guarded(file, episode, action, format="RLDS")
 
     def _found(self, episode: int) -> tuple[Example, _Bounds]:
         """The features of an episode, whose values stay in the file, and what is known of their places."""
@@ -370,7 +377,6 @@ class RldsSource:
         # One step more, which has the next observation of the last row.
         shown = range(part.start, min(part.stop + 1, total))
         parts: dict[_Path, NDArray[Any]] = {}
-        room = self._limits.group_bytes
         for path, feature in self._steps.items():
             if path[0] in ends or not _is_wanted(path[0], columns):
                 continue
@@ -379,10 +385,6 @@ class RldsSource:
             else:
                 parts[path] = self._column(example, (_STEPS, *path), feature)
                 _check_steps(path, len(parts[path]), total)
-            dtype, shape = row_type(parts[path])
-            room -= len(parts[path]) * dtype.itemsize * math.prod(shape)
-            if room < 0:
-                raise UnsafeData(f"an episode takes more than {self._limits.group_bytes} bytes")
         found: dict[str, Any] = unflatten(parts, parts.values())
         rows: dict[str, Any] = {}
         if "observation" in found:
@@ -406,7 +408,12 @@ class RldsSource:
             name = "/".join(path)
             if columns is None or name in columns:
                 (value,) = self._column(example, path, feature)
-                rows[name] = np.full(len(part), value)
+                # A text is one object in all rows: an array of texts would repeat it.
+                rows[name] = (
+                    np.full(len(part), value.item(), object)
+                    if value.dtype.kind == "U"
+                    else (np.full(len(part), value))
+                )
         return SampleBatch(rows)
 
     def _ends(self, example: Example) -> dict[str, NDArray[Any]]:
@@ -466,6 +473,7 @@ class RldsSource:
             return self._decoded(pieces, feature)
         size = math.prod(feature.shape)
         is_real = _kind(feature) == FLOATS
+        self._piece.spend((1 if is_real else _VARINT) * sum(map(len, pieces)))
         flat_values = floats_of(pieces) if is_real else ints_of(pieces, feature.dtype)
         rows, rest = divmod(flat_values.size, max(1, size))
         if rest or not size:
@@ -475,16 +483,16 @@ class RldsSource:
     def _decoded(self, pieces: list[bytes], feature: _Feature) -> NDArray[Any]:
         shape, dtype, encoding = feature.shape, feature.dtype, feature.encoding
         if encoding == _PICTURE:  # The description need not say of which kind.
-            return encoded_column(pieces, None if -1 in shape else shape, limits=self._limits)
+            return encoded_column(pieces, None if -1 in shape else shape, spend=self._piece.spend)
         if dtype.kind == "O":
             rows, rest = divmod(len(pieces), max(1, math.prod(shape)))
             longest = max(map(len, pieces), default=0)
-            if rest or len(pieces) * max(_TEXT_BYTES, 4 * longest) > self._limits.group_bytes:
-                raise UnsafeData(f"{len(pieces)} texts of up to {longest} bytes for the shape {shape}")
+            self._piece.spend(len(pieces) * max(_TEXT_BYTES, 4 * longest))
+            if rest:
+                raise CorruptData(f"{len(pieces)} texts, expected rows of shape {shape}")
             return np.array([piece.decode() for piece in pieces], np.str_).reshape(rows, *shape)
         size = math.prod(shape) * dtype.itemsize
-        if size * len(pieces) > self._limits.group_bytes:
-            raise UnsafeData(f"{len(pieces)} values of shape {shape} and dtype {dtype}")
+        self._piece.spend(size * len(pieces))
         if encoding == "zlib":
             pieces = [zlib.decompressobj().decompress(piece, size + 1) for piece in pieces]
         if any(len(piece) != size for piece in pieces):

@@ -130,7 +130,7 @@ class RobomimicSource(Hdf5Source):
                 self._look_beside(number, name, group, steps)
             seen += int(steps > 0)
             if "dones" in group:
-                dones = np.asarray(self._dataset(number, f"data/{name}/dones")[()])
+                dones = self._values(number, f"data/{name}/dones")
                 done_before += int(dones[:-1].any())
                 done_last += int(dones[-1:].any())
             if steps:
@@ -150,7 +150,7 @@ class RobomimicSource(Hdf5Source):
         if self._member(number, f"mask/{mask}") is None:
             known = self._member(number, "mask")
             raise OptionError(f"mask={excerpt(mask)}: expected one of {excerpt(list(known or ()))}")
-        found = self._dataset(number, f"mask/{mask}")[()].tolist()
+        found = self._values(number, f"mask/{mask}").tolist()
         chosen = {name.decode() if isinstance(name, bytes) else str(name) for name in found}
         if absent := sorted(chosen - known_demos):
             raise CorruptData(
@@ -175,13 +175,16 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.ACTIONS] = self._nested(number, f"{root}/actions", rows, steps)
         if "rewards" in group:
             columns[Columns.REWARDS] = flat(self._read(number, f"{root}/rewards", rows, steps))
-        done = "dones" in group and bool(flags_in("dones", self._dataset(number, f"{root}/dones")[-1:])[0])
+        done = "dones" in group and self._is_done(number, f"{root}/dones", steps)
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.
         for name in self._beside_names:
             columns[name] = self._nested(number, f"{root}/{name}", rows, steps)
         return SampleBatch(columns)
+
+    def _is_done(self, number: int, path: str, steps: int) -> bool:
+        return bool(flags_in("dones", self._handles.read(self._dataset(number, path), steps - 1, steps))[0])
 
     def _look_beside(self, number: int, demo: str, group: Any, steps: int) -> None:
         """Note what a demonstration has of each step besides the columns that robomimic knows."""
@@ -211,7 +214,7 @@ class RobomimicSource(Hdf5Source):
     def _kinds(self, number: int, path: str, steps: int) -> _Kinds | None:
         """Dtype and row shape of a dataset, or of those in a group; None: it has other rows than steps."""
         try:
-            tree = self._handles.tree(number, path, self._limits)
+            tree = self._handles.tree(number, path)
         except SchemaError:  # Nothing is in it.
             return None
         found: _Kinds = {}
@@ -227,8 +230,8 @@ class RobomimicSource(Hdf5Source):
 
     def _steps(self, number: int, path: str) -> int:
         """The rows of a dataset, or of the first one in a group."""
-        tree = self._handles.tree(number, path, self._limits)
-        return int(self._dataset(number, path + _keys_of(tree)[0]).shape[0])
+        tree = self._handles.tree(number, path)
+        return self._rows_in(number, path + _keys_of(tree)[0])
 
     def _nested(self, number: int, path: str, rows: range, steps: int) -> Any:
         """Rows of a dataset, or of those in a group."""
@@ -238,7 +241,7 @@ class RobomimicSource(Hdf5Source):
                 return self._read(number, path, rows, steps)
             return {name: read(f"{path}/{name}", inner) for name, inner in tree.items()}
 
-        return read(path, self._handles.tree(number, path, self._limits))
+        return read(path, self._handles.tree(number, path))
 
     @property
     def _beside_names(self) -> list[str]:

@@ -29,7 +29,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import Hdf5Source, cut_ranges, flags_of, flat, one_more, ranges_of, rows_at
+from rlio.formats.hdf5_source import Hdf5Source, cut_ranges, flags_of, flat, one_more, ranges_of
 from rlio.source.episodes import without_final_obs
 
 FORMAT = Format(
@@ -59,7 +59,7 @@ class TianshouSource(Hdf5Source):
     """The episodes of one or several files of `ReplayBuffer.save_hdf5`; an `EpisodeSource`."""
 
     def _index(self, number: int) -> Iterator[tuple[_Key, int]]:
-        rows = self._dataset(number, "_meta/rew").shape[0]
+        rows = self._rows_in(number, "_meta/rew")
         self._check_frames(number)
         self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
         shapes = [self._dataset(number, f"_meta/{name}").shape[1:] for name in _FLAGS]
@@ -68,9 +68,7 @@ class TianshouSource(Hdf5Source):
                 f"found flags of the shapes {excerpt(shapes)} a row, expected one a row",
                 uri=self.files[number].uri,
             )
-        terminated, truncated = (
-            flags_in(name, self._dataset(number, f"_meta/{name}")[()]) for name in _FLAGS
-        )
+        terminated, truncated = (flags_in(name, self._values(number, f"_meta/{name}")) for name in _FLAGS)
         for first, size, valid, begin in self._rings(number, rows):
             order = first + (begin + np.arange(valid)) % size
             ends = np.flatnonzero((terminated | truncated)[order]) + 1
@@ -103,9 +101,9 @@ class TianshouSource(Hdf5Source):
     def _rings(self, number: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """First row, capacity, valid rows, and the oldest of them, of each ring."""
         if self._member(number, "_offset") is not None:
-            offsets = self._dataset(number, "_offset")[()].tolist()
-            lengths = self._dataset(number, "_lengths")[()].tolist()
-            newest = self._dataset(number, "last_index")[()].tolist()
+            offsets = self._values(number, "_offset").tolist()
+            lengths = self._values(number, "_lengths").tolist()
+            newest = self._values(number, "last_index").tolist()
             if not len(offsets) == len(lengths) == len(newest):
                 raise CorruptData("_offset, _lengths and last_index have different lengths")
             ends = [*offsets[1:], rows]
@@ -169,4 +167,4 @@ class TianshouSource(Hdf5Source):
             raise UnsafeData(f"{path} is pickled: expected an array")
         if dataset.shape[0] < ranges[-1][1]:
             raise CorruptData(f"{path} has {dataset.shape[0]} rows, expected {ranges[-1][1]} or more")
-        return rows_at(dataset, ranges)
+        return self._rows_at(dataset, ranges)

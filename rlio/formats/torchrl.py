@@ -35,6 +35,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object, whole_number
 from rlio.formats.format import Format, Marks
@@ -143,6 +144,9 @@ class TorchrlSource:
         shape = _shape(meta.get("shape"), where)
         if not above:
             self._batch = shape
+            Allowance(self._limits, stored=sum(size or 0 for size in self._sizes.values())).claim(
+                math.prod(shape)
+            )
         for name, about in meta.items():
             if not isinstance(about, dict):
                 continue  # The TensorDict's own fields.
@@ -369,12 +373,7 @@ class TorchrlSource:
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         ranges, steps = self._ranges[episode], self.lengths[episode]
-        if steps * self.row_bytes > self._limits.group_bytes:
-            raise UnsafeData(
-                f"an episode takes {steps * self.row_bytes} bytes: raise Limits.group_bytes if you trust it",
-                uri=self.uri,
-                record=episode,
-            )
+        Allowance(self._limits).spend(steps * self.row_bytes)
         wanted = [pair for pair in self._columns if columns is None or pair[0][0] in columns]
         values = [self._read(leaf, ranges) for _, leaf in wanted]
         rows: dict[str, Any] = unflatten([path for path, _ in wanted], values) if wanted else {}

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns
 from rlio.batch.other_names import MEANT
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.json_files import read_object
 from rlio.formats.files.step_columns import suggested_mapping
@@ -99,12 +100,12 @@ class ZarrTable(Table):
         self.arrays: dict[str, _About] = {name: about for name, about in looks.items() if about is not None}
         of_episodes = [f"meta/{name}" for name, is_folder in root.children("meta", most=_SHOWN) if is_folder]
         self.beside: list[str] = [path for path in of_episodes if path != _ENDS]
+        self.allowance = self._arrays.allowance
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
-        damage = (RuntimeError, AssertionError, ArithmeticError, MemoryError, LookupError)
-        return guarded(self._file, None, action, format="zarr", also=damage)
+        return guarded(self._file, None, action, format="zarr")
 
     def suggested(self) -> str:
         """See `Table`: the buffer itself states where episodes end."""
@@ -157,6 +158,7 @@ class _Arrays:
         self._open: dict[str, Any] = {}
         self._store = CheckedStore(root, self._check, most=limits.group_bytes)
         self._entries: list[Entry] | None = None
+        self._allowance: Allowance | None = None
 
     def files(self) -> list[InputFile]:
         """All files that are stored below ``data`` and ``meta``."""
@@ -167,6 +169,13 @@ class _Arrays:
         if self._entries is None:
             self._entries = [*self._root.list("data"), *self._root.list("meta")]
         return self._entries
+
+    @property
+    def allowance(self) -> Allowance:
+        """That of all files."""
+        if self._allowance is None:
+            self._allowance = Allowance(self._limits, stored=sum(one.size or 0 for one in self._listed()))
+        return self._allowance
 
     def look(self, path: str) -> _About | None:
         """The description of an array; None: there is none."""
@@ -198,8 +207,8 @@ class _Arrays:
         about = self.look(path)
         if about is None:
             raise CorruptData(f"{excerpt(path)} is no array")
-        if stop is None and math.prod(about.shape) * about.dtype.itemsize > self._limits.group_bytes:
-            raise UnsafeData(f"{excerpt(path)} has more than {self._limits.group_bytes} bytes")
+        rows = len(range(*slice(start, stop).indices(about.shape[0] if about.shape else 0)))
+        self.allowance.piece().spend(rows * math.prod(about.shape[1:]) * about.dtype.itemsize)
         if path not in self._open:
             self._open[path] = self._store.array(path)
         return np.asarray(self._open[path][start:stop])

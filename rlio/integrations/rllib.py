@@ -31,10 +31,10 @@ from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
 from rlio.conversion.episodes import open_episodes
 from rlio.errors import DataNotFound, MissingExtra, OptionError, PublishError, RlioError, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.rllib.columns import infos_of_next_obs, infos_of_obs
 from rlio.formats.rllib.states import unpack
 from rlio.integrations.rllib_packing import Packing, packed_episodes
-from rlio.limits import DEFAULT_LIMITS
 from rlio.resolve import read
 from rlio.writers.parquet_writer import ParquetWriter
 from rlio.writers.recovery import recover
@@ -84,7 +84,7 @@ class EpisodePreLearner(OfflinePreLearner):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Run the learner's connectors on the episodes of ``batch["item"]``."""
-        states = (unpack(bytes(item), limits=DEFAULT_LIMITS) for item in batch["item"])
+        states = (unpack(bytes(item), allowance=Allowance()) for item in batch["item"])
         found = self._learner_connector(
             rl_module=self._module,
             batch={},

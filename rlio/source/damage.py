@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from rlio.errors import RlioError
+from rlio.errors import CorruptData, RlioError, excerpt
 
-__all__ = ["Damage", "SkippedRecord"]
+__all__ = ["DAMAGE", "Damage", "SkippedRecord", "damage_named"]
 
+#: What libraries, and our own code, raise about damaged or forged bytes, see `damage_named`. Out of memory is
+#: not among it.
+DAMAGE: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,  # Also RecursionError and NotImplementedError.
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _KEPT_ERRORS: Final = 1000
+
+
+@contextmanager
+def damage_named(format: str, *, uri: str | None, record: int | None = None) -> Iterator[None]:
+    """Turn the errors of libraries about damaged bytes into CorruptData: the one place that does.
+
+    It is around each file that is decoded (`rlio.formats.files.inputs.guarded`), each episode and record of a
+    layout, and its opening.
+    """
+    try:
+        yield
+    except RlioError:
+        raise
+    except DAMAGE as error:
+        # Errors of a library have no errno, unlike errors of the filesystem.
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise CorruptData(
+            f"not readable as {format}: {excerpt(str(error) or type(error).__name__)}", uri=uri, record=record
+        ) from error
 
 
 class SkippedRecord(NamedTuple):

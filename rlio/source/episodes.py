@@ -21,6 +21,7 @@ from rlio.batch.encoded_picture import is_encoded, row_type
 from rlio.batch.nested import Path, leaves, map_structure
 from rlio.errors import CorruptData, RlioError, SchemaError, excerpt, raise_at
 from rlio.schemas.schema import Schema, column_of_name
+from rlio.source.damage import damage_named
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Uniform
 from rlio.storage import InputFile
@@ -239,7 +240,8 @@ class EpisodeFiles(GroupFiles):
     def _read_group(self, found: _Group, columns: frozenset[str] | None) -> SampleBatch:
         wanted = self._all if columns is None else columns
         try:
-            batch = self._loaded(found, wanted)
+            with damage_named(self.format or "episodes", uri=self.uri, record=found.first):
+                batch = self._loaded(found, wanted)
             if wanted is not None:
                 for name in batch.keys() - wanted:
                     del batch[name]
@@ -276,7 +278,8 @@ class EpisodeFiles(GroupFiles):
                 rows = min(steps - group.start, self._most, _SAMPLE_ROWS)
                 part = _Group(group.first, group.first + 1, group.start, rows)
             try:
-                batch = self._loaded(part, None)
+                with damage_named(self.format or "episodes", uri=self.uri, record=group.first):
+                    batch = self._loaded(part, None)
                 if more := {name for name in asked if not {name, column_of_name(name)} & batch.keys()}:
                     more |= {*map(column_of_name, more)}
                     found = self._loaded(part, frozenset(more))

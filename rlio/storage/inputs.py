@@ -161,6 +161,8 @@ class _Stream(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_SET and offset < 0:  # By what a file says of itself: the store is well.
+            raise ValueError(f"byte {offset} is before the first byte of the file")
         with explained(self._uri):
             self._file.seek(offset, whence)
             return self._file.tell()  # Seeking in a file of paramiko returns None.

@@ -10,12 +10,12 @@ from typing import IO, Final
 from rlio.errors import UnsafeData
 from rlio.limits import Limits
 
-__all__ = ["MAX_MEMBERS", "READ_ERRORS", "check_directory", "check_member"]
+__all__ = ["READ_ERRORS", "check_directory", "check_member", "members_of", "open_archive"]
 
 #: Errors raised by reading a damaged zip file, or member.
 READ_ERRORS: Final = (zipfile.BadZipFile, zlib.error, EOFError)
 #: Most members of a zip file.
-MAX_MEMBERS: Final = 100_000
+_MAX_MEMBERS: Final = 100_000
 # About 100 bytes a member; and the end of a zip file that may hold its end records: a 64 KiB comment may
 # follow.
 _MAX_DIRECTORY_BYTES: Final = 12 << 20
@@ -49,6 +49,31 @@ def check_directory(stream: IO[bytes] | io.RawIOBase, *, uri: str) -> None:
             uri=uri,
         )
     stream.seek(0)
+
+
+def members_of(archive: zipfile.ZipFile, limits: Limits, *, uri: str) -> list[zipfile.ZipInfo]:
+    """The members of a zip file.
+
+    Raises:
+        UnsafeData: They are too many.
+    """
+    found = archive.infolist()
+    if len(found) > min(_MAX_MEMBERS, limits.listed_names):
+        raise UnsafeData(f"{len(found)} members in one zip file: at most {_MAX_MEMBERS}", uri=uri)
+    return found
+
+
+def open_archive(stream: IO[bytes], limits: Limits, *, uri: str) -> zipfile.ZipFile:
+    """A zip file, whose directory was checked before it was read.
+
+    Raises:
+        UnsafeData: The directory is too large, or has too many members.
+        zipfile.BadZipFile: It is damaged.
+    """
+    check_directory(stream, uri=uri)
+    archive = zipfile.ZipFile(stream)
+    members_of(archive, limits, uri=uri)
+    return archive
 
 
 def check_member(info: zipfile.ZipInfo, limits: Limits, *, uri: str) -> None:

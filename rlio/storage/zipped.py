@@ -13,13 +13,13 @@ from typing import Any, Final, NoReturn
 
 from fsspec.implementations.zip import ZipFileSystem
 
-from rlio.errors import CorruptData, OptionError, RlioError, UnsafeData, excerpt
+from rlio.errors import CorruptData, OptionError, RlioError, excerpt
 from rlio.limits import Limits
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Location
 from rlio.storage.pointers import refuse_pointer
 from rlio.storage.remote import RemoteFolder
-from rlio.storage.zip_files import MAX_MEMBERS, READ_ERRORS, check_directory, check_member
+from rlio.storage.zip_files import READ_ERRORS, check_directory, check_member, members_of
 
 __all__ = ["ZippedFolder", "open_zipped"]
 
@@ -155,9 +155,7 @@ class ZippedFolder(ZipFileSystem):  # type: ignore[misc]  # fsspec has no types.
             refuse_pointer(file.read(64) or b"", uri=uri)
             check_directory(file, uri=uri)
             super().__init__(file)
-            members = self.zip.infolist()
-            if len(members) > min(MAX_MEMBERS, limits.listed_names):
-                raise UnsafeData(f"{len(members)} members in one zip file: at most {MAX_MEMBERS}", uri=uri)
+            members_of(self.zip, limits, uri=uri)
         except (*READ_ERRORS, NotImplementedError, UnicodeError, ValueError) as error:
             if isinstance(error, RlioError):
                 raise

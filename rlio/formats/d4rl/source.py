@@ -21,7 +21,7 @@ from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.d4rl.sink import FORMAT as D4RL
-from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset, tree_of
+from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
 from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_hdf5, titles_of_read
@@ -107,7 +107,7 @@ class D4rlSource:
         self.failures: Failures = Failures(options.on_error)
         self.notes: list[str] = []
         self._limits, self._options, self._max_steps = limits, options, max_episode_steps
-        self._handles = Hdf5Files(files)
+        self._handles = Hdf5Files(files, limits)
         self._parts: list[_Part] = []
         try:
             for number in range(len(files)):
@@ -119,10 +119,7 @@ class D4rlSource:
                 self._bring_together()
             self._warn_of_joined_episodes()
             self.row_bytes: int = max([1, *(_row_bytes(part.specs) for part in self._parts)])
-            if self.row_bytes > limits.group_bytes:
-                raise UnsafeData(
-                    f"rows of {self.row_bytes} bytes: expected {limits.group_bytes}", uri=self.uri
-                )
+            self._handles.allowance.piece().spend(self.row_bytes)
         except BaseException:
             self.close()
             raise
@@ -197,6 +194,7 @@ class D4rlSource:
         if asked is None:
             check_step_columns(found, uri=uri)
         rows = found[Columns.OBS].shape[0]
+        self._handles.allowance.claim(rows)
         specs, paths, chunk_rows = {}, {}, 1
         for name, dataset in found.items():
             if asked is not None and name not in asked and (name == Columns.DONES or is_per_sequence(name)):
@@ -237,7 +235,7 @@ class D4rlSource:
                 if path == "infos":
                     found.update(self._datasets(item, "infos/", uri))
             elif self._handles.is_dataset(item) and item.shape and item.dtype.kind in "biuf":
-                check_dataset(item, path, uri, self._limits)
+                self._handles.check(item, path, uri)
                 found[_NAMES.get(path, path)] = item
             elif path in _NAMES:
                 raise SchemaError(f"{path} is not an array of numbers with one row a step", uri=uri)
@@ -268,7 +266,7 @@ class D4rlSource:
             done = np.zeros(stop - first, np.bool_)
             for name in _FLAGS:
                 if name in paths:
-                    done |= _read(name, file[paths[name]], first, stop)
+                    done |= self._read(name, file[paths[name]], first, stop)
             ends.append(np.flatnonzero(done) + first + 1)
         bounds = np.concatenate([[0], *ends, [rows]]).astype(np.int64)
         bounds = bounds[np.append(True, np.diff(bounds) > 0)]
@@ -318,7 +316,7 @@ class D4rlSource:
             return wanted is None or name in wanted
 
         def read(name: str, stop: int = stop) -> Array:
-            return _read(name, self._handles.dataset(part.file, part.paths[name]), first, stop)
+            return self._read(name, self._handles.dataset(part.file, part.paths[name]), first, stop)
 
         derives = Columns.NEXT_OBS not in part.paths and (
             wants(Columns.NEXT_OBS) or wants(Columns.NEXT_OBS_VALID)
@@ -352,6 +350,17 @@ class D4rlSource:
                 columns[name] = make((stop - first, *shape), dtype)
         return SampleBatch(columns)
 
+    def _read(self, name: str, dataset: Any, first: int, stop: int) -> Array:
+        """Rows of ``dataset`` as column ``name``."""
+        values = self._handles.read(dataset, first, stop)
+        if name in _FLAT:
+            values = values.reshape(len(values))
+        if name in _FLAGS and values.dtype != np.bool_:
+            if not np.isin(values, (0, 1)).all():
+                raise SchemaError(f"expected flags, found {excerpt(values[:4].tolist())}", column=name)
+            values = values.astype(np.bool_)
+        return values
+
     def close(self) -> None:
         """Close all files."""
         self._handles.close()
@@ -380,18 +389,6 @@ def _spec(name: str, dataset: Any, uri: str) -> _Spec:
     if shape not in ((), (1,)):
         raise SchemaError(f"rows of shape {shape}: expected one number a row", uri=uri, column=name)
     return (np.dtype(np.bool_) if name in _FLAGS else dataset.dtype), ()
-
-
-def _read(name: str, dataset: Any, first: int, stop: int) -> Array:
-    """Rows of ``dataset`` as column ``name``."""
-    values: Array = np.asarray(dataset[first:stop])
-    if name in _FLAT:
-        values = values.reshape(len(values))
-    if name in _FLAGS and values.dtype != np.bool_:
-        if not np.isin(values, (0, 1)).all():
-            raise SchemaError(f"expected flags, found {excerpt(values[:4].tolist())}", column=name)
-        values = values.astype(np.bool_)
-    return values
 
 
 def _row_bytes(specs: Mapping[str, _Spec]) -> int:

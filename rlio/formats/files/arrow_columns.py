@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +23,17 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.errors import SchemaError, excerpt
-from rlio.formats.files.packed import Allowance, is_packed, unpack, unpickle
+from rlio.formats.files.allowance import Allowance
+from rlio.formats.files.packed import is_packed, unpack, unpickle
 from rlio.formats.files.parquet_footer import Extension
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 
-__all__ = ["is_pickled", "load_pickled", "to_column"]
+__all__ = ["bytes_of_views", "is_pickled", "load_pickled", "to_column"]
 
 Array: TypeAlias = NDArray[Any]
 
+# What a text or another object takes in memory, see `Limits.group_bytes`.
+_OBJECT_BYTES: Final = 64
 # Extension types that store one list a row, and the rows' shape in their parameters.
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
 
@@ -91,7 +94,7 @@ def _to_column(
     if _is_list(kind) and _has_numbers(kind) and name != Columns.INFOS:
         return standard_dtype(name, _shaped(_from_lists(values), extensions.get(path)))
     if is_pickled(extensions.get(path)):
-        objects = [load_pickled(value, allowance) for value in values.to_pylist()]
+        objects = [load_pickled(value, allowance) for value in _objects(values, allowance)]
         if name == Columns.INFOS:
             return object_column(objects)
         return _standard(name, stack_rows(objects, allowance))
@@ -101,7 +104,44 @@ def _to_column(
         return standard_dtype(name, _from_numbers(values))
     if types.is_decimal(kind):
         raise SchemaError(f"decimal numbers ({kind}) have no NumPy dtype: cast the column to float64")
-    return standard_dtype(name, object_column(values.to_pylist()))
+    return standard_dtype(name, object_column(_objects(values, allowance)))
+
+
+def _objects(values: Any, allowance: Allowance) -> list[Any]:
+    """The values as objects of Python, which are counted before they are made."""
+    allowance.spend(_OBJECT_BYTES * _values_in(values) + bytes_of_views(values))
+    found: list[Any] = values.to_pylist()
+    return found
+
+
+def _values_in(values: Any) -> int:
+    """How many values an array has on all levels. Lists of nothing may have many, and no byte."""
+    kind = values.type
+    is_dense = pa.types.is_union(kind) and kind.mode == "dense"
+    if is_dense or pa.types.is_run_end_encoded(kind) or _is_list_view(kind):
+        raise SchemaError(f"found {kind}, which may repeat values: write plain lists and values")
+    if _is_list(values.type):
+        return len(values) + _values_in(values.flatten())
+    if pa.types.is_struct(values.type):
+        return len(values) + sum(map(_values_in, values.flatten()))
+    return len(values)
+
+
+def _is_list_view(kind: Any) -> bool:
+    return isinstance(kind, pa.ListViewType | pa.LargeListViewType)
+
+
+def bytes_of_views(values: Any) -> int:
+    """Bytes of texts that each row points to: rows may share them."""
+    if _is_list(values.type):
+        return bytes_of_views(values.flatten())
+    if pa.types.is_struct(values.type):
+        return sum(map(bytes_of_views, values.flatten()))
+    if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
+        return 0
+    # A view has 16 bytes, of which the first four are the length of its text.
+    views = np.frombuffer(values.buffers()[1], np.int32)[::4]
+    return int(views[values.offset : values.offset + len(values)].sum(dtype=np.int64))
 
 
 def _standard(name: str, column: Any) -> Any:
@@ -177,7 +217,7 @@ def _shaped(array: Array, extension: Extension | None) -> Array:
 
 def _from_text(values: Any, allowance: Allowance) -> Any:
     """Text as an object array; RLlib's packed text as the arrays in it."""
-    rows = values.to_pylist()
+    rows = _objects(values, allowance)
     if rows and all(map(is_packed, rows)):
         # A repeated text, which a file may store once, is unpacked once.
         unpacked = {text: unpack(text, allowance=allowance) for text in dict.fromkeys(rows)}

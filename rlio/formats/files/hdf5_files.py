@@ -10,7 +10,7 @@ Example:
     >>> with h5py.File(stream, "w") as file:
     ...     file["a"] = h5py.SoftLink("/b")
     >>> Storage.open("memory://hdf5-example").put("a.hdf5", stream.getvalue())
-    >>> files = Hdf5Files(expand_inputs("memory://hdf5-example/a.hdf5"))
+    >>> files = Hdf5Files(expand_inputs("memory://hdf5-example/a.hdf5"), Limits())
     >>> files.child(files.file(0), "a")
     Traceback (most recent call last):
     ...
@@ -27,15 +27,17 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
 
-__all__ = ["Hdf5Files", "check_dataset", "tree_of"]
+__all__ = ["Hdf5Files", "tree_of"]
 
 T = TypeVar("T")
 
@@ -55,16 +57,29 @@ _SHOWN_DEPTH: Final = 6
 # Names of a group among which those that are alike are counted.
 _LISTED: Final = 1000
 _VIRTUAL: Final = 3
+# What a text takes in memory besides its bytes.
+_TEXT_BYTES: Final = 64
 
 
 class Hdf5Files:
-    """Open HDF5 files: the few most recently used."""
+    """Open HDF5 files: the few most recently used.
 
-    def __init__(self, files: Sequence[InputFile]) -> None:
+    Args:
+        files: The files.
+        limits: Bounds on them.
+
+    Attributes:
+        allowance: That of the files. What one call of `guarded` visits and reads is a piece of it.
+    """
+
+    def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         with needs("h5py", "hdf5"):
             import h5py
         self._h5py = h5py
         self.files = files
+        self._limits = limits
+        self.allowance: Allowance = Allowance.of(files, limits)
+        self._piece = self.allowance.piece()
         self._open: OpenFiles[int, _Opened] = OpenFiles(_OPEN_FILES, close=_Opened.close)
 
     def file(self, number: int) -> Any:
@@ -76,7 +91,7 @@ class Hdf5Files:
         opened = self._of(number)
         return opened.kept(path) or opened.keep(path, opened.file[path])
 
-    def checked(self, number: int, path: str, limits: Limits) -> Any:
+    def checked(self, number: int, path: str) -> Any:
         """A dataset of a file, checked as it is opened; see `dataset`.
 
         Raises:
@@ -90,7 +105,7 @@ class Hdf5Files:
         if not self.is_dataset(found):
             raise CorruptData(f"{excerpt(path)} is {'absent' if found is None else 'not a dataset'}")
         if found.shape:
-            check_dataset(found, path, self.files[number].uri, limits)
+            self.check(found, path, self.files[number].uri)
         return opened.keep(path, found)
 
     def member(self, number: int, path: str) -> Any:
@@ -123,30 +138,35 @@ class Hdf5Files:
         return _Opened(file, stream, OrderedDict(), {}, {})
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """See `rlio.formats.files.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="HDF5", also=(RuntimeError,))
+        """See `rlio.formats.files.inputs.guarded`; the call begins a piece of the allowance."""
+        self._piece = self.allowance.piece()
+        return guarded(self.files[number], record, action, format="HDF5")
 
-    def tree(self, number: int, path: str, limits: Limits) -> Any:
+    def visit(self) -> None:
+        """Count a group or dataset before it is opened."""
+        self._piece.visit()
+
+    def tree(self, number: int, path: str) -> Any:
         """The datasets at a path: "" for a dataset itself; of a group, its members by name, likewise.
 
         Groups without datasets are left out.
 
         Raises:
-            UnsafeData: It has more datasets or levels than ``limits`` allow, or a member is a link.
+            UnsafeData: It has more datasets or levels than the limits allow, or a member is a link.
             SchemaError: There is no dataset.
         """
-        opened, left = self._of(number), [limits.columns]
+        opened, left = self._of(number), [self._limits.columns]
         if path in opened.trees:
             return opened.trees[path]
 
         def below(member: Any, place: str, depth: int) -> Any:
             left[0] -= 1
-            if left[0] < 0 or depth > limits.nesting:
+            if left[0] < 0 or depth > self._limits.nesting:
                 raise UnsafeData(f"{excerpt(path)} has more members or levels than Limits allow")
             if self.is_dataset(member):
                 if member.shape and opened.kept(place) is None:  # It will be read next.
                     with contextlib.suppress(UnsafeData):  # `checked` raises it, if the dataset is read.
-                        check_dataset(member, place, self.files[number].uri, limits)
+                        self.check(member, place, self.files[number].uri)
                         opened.keep(place, member)
                 return ""
             if not self.is_group(member):
@@ -165,6 +185,7 @@ class Hdf5Files:
 
     def child(self, group: Any, name: str) -> Any:
         """A member of ``group``; refuses links."""
+        self.visit()
         link = group.get(name, getlink=True)
         if not isinstance(link, self._h5py.HardLink):
             raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
@@ -179,6 +200,73 @@ class Hdf5Files:
 
     def is_group(self, item: Any) -> bool:
         return isinstance(item, self._h5py.Group)
+
+    def check(self, dataset: Any, path: str, uri: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Refuse data that is in other files, needs a plug-in, or inflates to too much memory.
+
+        Args:
+            dataset: h5py's Dataset, or its identifier, which is made in half the time.
+            path: What messages call it.
+            uri: Of the file.
+
+        Returns:
+            Its shape and dtype.
+        """
+        # h5py's properties take longer than reading the rows of a short episode: each is asked once.
+        low = dataset if isinstance(dataset.id, int) else dataset.id
+        layout, shape, dtype = low.get_create_plist(), low.shape, low.dtype
+        if layout.get_layout() == _VIRTUAL or layout.get_external_count():
+            raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
+        filters = [layout.get_filter(i)[0] for i in range(layout.get_nfilters())]
+        if unknown := {*filters} - _FILTERS:
+            raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(unknown)}", uri=uri)
+        if len(filters) > len({*filters}):  # Twice deflated, a chunk of no size becomes one of any size.
+            raise UnsafeData(f"{excerpt(path)} has a filter twice", uri=uri)
+        most = self._limits.group_bytes // _PART
+        if math.prod(shape[1:]) * dtype.itemsize > most:
+            raise UnsafeData(f"{excerpt(path)} has rows of shape {shape[1:]}: too large", uri=uri)
+        # A file of two kilobytes may claim a dataset of 10**12 rows and store none. Deflate shrinks zeros,
+        # such as the flags of long episodes, by a factor of 1032.
+        size = math.prod(shape) * dtype.itemsize
+        if size > self._limits.free_bytes:
+            try:
+                self._limits.check_inflation(
+                    2 * low.get_storage_size(), size, f"{excerpt(path)} of shape {shape}"
+                )
+            except UnsafeData as error:
+                raise_at(error, uri=uri)
+        if layout.get_layout() == _CHUNKED and math.prod(layout.get_chunk()) * dtype.itemsize > most:
+            raise UnsafeData(f"{excerpt(path)} has chunks of shape {layout.get_chunk()}: too large", uri=uri)
+        return shape, dtype
+
+    def read(self, dataset: Any, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Rows of a dataset, or all that it has, as a new array."""
+        shape, dtype = dataset.shape, dataset.dtype
+        if not shape:
+            self._piece.spend(dtype.itemsize)
+            return np.asarray(dataset[()])
+        if dtype.hasobject:
+            return self._of_any_length(dataset, start, shape[0] if stop is None else min(stop, shape[0]))
+        rows = max(0, (shape[0] if stop is None else min(stop, shape[0])) - start)
+        self.spend(rows, shape, dtype)
+        # Reading all takes half the time of reading the same rows by their numbers.
+        return np.asarray(dataset[()] if rows == shape[0] else dataset[start : start + rows])
+
+    def spend(self, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """Count the bytes of rows of a dataset before they are read."""
+        self._piece.spend(rows * math.prod(shape[1:]) * dtype.itemsize)
+
+    def _of_any_length(self, dataset: Any, start: int, stop: int) -> NDArray[Any]:
+        """Rows of texts or lists. Each row may point to the same bytes of the file, so that few bytes become
+        many: no more rows are read at a time than can be counted.
+        """
+        wide = max(1, math.prod(dataset.shape[1:]))
+        step = max(1, self._limits.group_bytes // (_PART * wide * max(1, self.allowance.stored or 1)))
+        found = []
+        for first in range(start, stop, step):
+            found.append(np.asarray(dataset[first : min(first + step, stop)]))
+            self._piece.spend(sum(_TEXT_BYTES + len(value) for value in found[-1].flat))
+        return np.concatenate(found) if found else np.asarray(dataset[start:start])
 
     def close(self) -> None:
         self._open.close()
@@ -269,40 +357,3 @@ def _first_members(path: str, group: Any, depth: int) -> list[tuple[str, Any, in
         if count:
             found.insert(at + 1, (f"{path}/{family}*".lstrip("/"), count, depth))
     return found
-
-
-def check_dataset(dataset: Any, path: str, uri: str, limits: Limits) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Refuse data that is in other files, needs a plug-in, or inflates to too much memory.
-
-    Args:
-        dataset: h5py's Dataset, or its identifier, which is made in half the time.
-        path: What messages call it.
-        uri: Of the file.
-        limits: Bounds on the data.
-
-    Returns:
-        Its shape and dtype.
-    """
-    # h5py's properties take longer than reading the rows of a short episode: each is asked once.
-    low = dataset if isinstance(dataset.id, int) else dataset.id
-    layout, shape, dtype = low.get_create_plist(), low.shape, low.dtype
-    if layout.get_layout() == _VIRTUAL or layout.get_external_count():
-        raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
-    filters = {layout.get_filter(i)[0] for i in range(layout.get_nfilters())}
-    if filters - _FILTERS:
-        raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(filters - _FILTERS)}", uri=uri)
-    most = limits.group_bytes // _PART
-    if math.prod(shape[1:]) * dtype.itemsize > most:
-        raise UnsafeData(f"{excerpt(path)} has rows of shape {shape[1:]}: too large", uri=uri)
-    # A file of two kilobytes may claim a dataset of 10**12 rows and store none. Deflate shrinks zeros, such
-    # as the flags of long episodes, by a factor of 1032.
-    size = math.prod(shape) * dtype.itemsize
-    try:
-        if size > limits.free_bytes:
-            what = f"{excerpt(path)} of shape {shape}"
-            limits.check_inflation(2 * low.get_storage_size(), size, what)
-    except UnsafeData as error:
-        raise_at(error, uri=uri)
-    if layout.get_layout() == _CHUNKED and math.prod(layout.get_chunk()) * dtype.itemsize > most:
-        raise UnsafeData(f"{excerpt(path)} has chunks of shape {layout.get_chunk()}: too large", uri=uri)
-    return shape, dtype

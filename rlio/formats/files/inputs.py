@@ -15,16 +15,14 @@ from typing import Any, Literal, TypeVar, cast
 from rlio.errors import (
     CorruptData,
     DataNotFound,
-    RlioError,
     SchemaError,
     UnknownLayout,
-    excerpt,
     raise_at,
 )
 from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.source.damage import SkippedRecord
+from rlio.source.damage import SkippedRecord, damage_named
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
@@ -52,7 +50,6 @@ def guarded(
     action: Callable[[], T],
     *,
     format: str,
-    also: tuple[type[Exception], ...] = (),
 ) -> T:
     """Call ``action``; turn a library's errors about damage into CorruptData with the place.
 
@@ -61,22 +58,12 @@ def guarded(
         record: Number of the record or row group; None: the file as a whole.
         action: Reads the file or record.
         format: Name of the format, for the message.
-        also: Exceptions of the library besides OSError, KeyError, ValueError and TypeError.
     """
-    damage: tuple[type[Exception], ...] = (OSError, KeyError, ValueError, TypeError, *also)
     try:
-        return action()
+        with damage_named(format, uri=file.uri, record=record):
+            return action()
     except (SchemaError, CorruptData, UnknownLayout) as error:
         raise_at(error, uri=file.uri, record=record)
-    except RlioError:
-        raise
-    except damage as error:
-        # Errors of the library have no errno, unlike errors of the filesystem.
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise CorruptData(
-            f"not readable as {format}: {excerpt(str(error))}", uri=file.uri, record=record
-        ) from error
 
 
 def find_files(

@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import sys
@@ -24,7 +23,7 @@ from typing import IO, NamedTuple
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage import InputFile, open_input
-from rlio.storage.zip_files import MAX_MEMBERS, READ_ERRORS, check_directory, check_member
+from rlio.storage.zip_files import READ_ERRORS, check_member, open_archive
 
 __all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files"]
 
@@ -36,6 +35,8 @@ _MEMBER_SUFFIXES = (".json", ".jsonl")
 # microseconds and 24 bytes, and 60 million lines pack into 60 KB.
 _LINES_PER_BYTE = 1
 _FREE_LINES = 1000
+# A zip file of no member.
+_EMPTY = b"PK\5\6" + bytes(18)
 
 
 class Line(NamedTuple):
@@ -63,14 +64,14 @@ class LineFile:
     Attributes:
         uri: For messages.
         file: The file, or the zip file.
-        member: The member's name within the zip file; never used as a path.
+        member: The member of the zip file; its name is never used as a path.
         size: Bytes, if known.
         most_lines: Maximum number of lines, from its stored bytes; None: any number.
     """
 
     uri: str
     file: InputFile
-    member: str | None = None
+    member: zipfile.ZipInfo | None = None
     size: int | None = None
     most_lines: int | None = None
 
@@ -80,13 +81,13 @@ class LineFile:
         if self.member is None:
             return stream
         try:
-            archive = zipfile.ZipFile(stream)
+            # Without its directory, which each of many members would read again.
+            archive = zipfile.ZipFile(io.BytesIO(_EMPTY))
+            archive.fp = stream
             return _Member(archive, archive.open(self.member), stream)
         except BaseException as error:
             stream.close()
-            # EINVAL: the zip file refers to bytes before the file's first.
-            is_damage = isinstance(error, OSError) and error.errno == errno.EINVAL
-            if is_damage or isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
+            if isinstance(error, (*READ_ERRORS, RuntimeError, LookupError, ValueError)):
                 raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
             raise
 
@@ -160,13 +161,10 @@ def open_line_files(files: Sequence[InputFile], limits: Limits = DEFAULT_LIMITS)
 def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
     with open_input(file) as stream:
         try:
-            check_directory(stream, uri=file.uri)
-            with zipfile.ZipFile(stream) as archive:
+            with open_archive(stream, limits, uri=file.uri) as archive:
                 infos = archive.infolist()
         except (*READ_ERRORS, NotImplementedError, UnicodeError) as error:
             raise CorruptData(f"damaged zip file: {error}", uri=file.uri) from error
-    if len(infos) > MAX_MEMBERS:
-        raise UnsafeData(f"{len(infos)} members in one zip file: at most {MAX_MEMBERS}", uri=file.uri)
     chosen = [info for info in infos if _is_json(info)]
     if not chosen:
         names = ", ".join(excerpt(info.filename, 80) for info in infos[:8]) or "nothing"
@@ -175,7 +173,7 @@ def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
         LineFile(
             _check_member(info, file, limits),
             file,
-            info.filename,
+            info,
             info.file_size,
             _FREE_LINES + _LINES_PER_BYTE * info.compress_size,
         )
@@ -202,7 +200,7 @@ def _warn_of_twins(files: Sequence[LineFile]) -> None:
     for file in files:
         if file.member is not None:
             folder = file.file.uri.rpartition("/")[0]
-            if (f"{folder}/{file.member}", file.size) in plain:
+            if (f"{folder}/{file.member.filename}", file.size) in plain:
                 logger.warning(
                     "%s also lies beside the zip file, with as many bytes, and both are read: pass only one "
                     "of them if they are the same recording",

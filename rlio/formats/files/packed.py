@@ -39,9 +39,9 @@ import pybase64
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
-from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.formats.files.allowance import Allowance
 
-__all__ = ["Allowance", "is_packed", "unpack", "unpickle"]
+__all__ = ["is_packed", "unpack", "unpickle"]
 
 # The head of an LZ4 frame in base64: the magic number, then the flags. The flags vary with the size (one
 # block or several, linked or not) and with the library: content size stated or not, checksum or none, block
@@ -51,8 +51,6 @@ _MAX_ROWS: Final = 2**40
 _MAX_NDIM: Final = 32
 # Maximum nesting depth of lists, tuples and dicts.
 _MAX_DEPTH: Final = 32
-# A packed row of four floats has 48 opcodes, and takes 17 bytes of a Parquet file with many such rows.
-_VALUES_PER_BYTE: Final = 4
 _PROTO: Final = 0x80
 _NATIVE_ORDER: Final = "<" if sys.byteorder == "little" else ">"
 
@@ -64,48 +62,6 @@ _LONE_TENSORS: Final = {
 }
 
 Array: TypeAlias = NDArray[Any]
-
-
-class Allowance:
-    """The remaining budget of the packed columns of one record, or of rows that are read together.
-
-    Args:
-        limits: `Limits.group_bytes` limits the bytes of unpacked streams, of arrays, of each repeated mention
-            of an array, and of copies. `Limits.packed_values` limits the opcodes and the values of the
-            results.
-        stored: Stored bytes of the columns in their file, if the file has one row for each packed value.
-    """
-
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, stored: int = 0) -> None:
-        self.limits = limits
-        self.bytes: int = limits.group_bytes
-        self.values: int = limits.packed_values + _VALUES_PER_BYTE * stored
-
-    def spend(self, size: int) -> None:
-        """Count bytes before they are allocated.
-
-        Raises:
-            UnsafeData: The budget is exceeded.
-        """
-        self.bytes -= size
-        if self.bytes < 0:
-            raise UnsafeData(
-                f"a record takes more than {self.limits.group_bytes} bytes to unpack: raise "
-                "Limits.group_bytes if you trust the file"
-            )
-
-    def count(self, values: int) -> None:
-        """Count opcodes or values.
-
-        Raises:
-            UnsafeData: The budget is exceeded.
-        """
-        self.values -= values
-        if self.values < 0:
-            raise UnsafeData(
-                f"packed columns of a record with more than {self.limits.packed_values} opcodes and values: "
-                "raise Limits.packed_values if you trust the file"
-            )
 
 
 def is_packed(value: object) -> bool:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlio.errors import CorruptData, UnsafeData
+from rlio.errors import CorruptData, UnsafeData, raise_at
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
 from rlio.limits import Limits
@@ -66,11 +67,16 @@ class ParquetFiles:
     Args:
         files: The files.
         limits: What they may ask for.
+
+    Attributes:
+        allowance: That of the files: each claims its rows when it is first opened.
     """
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         self.files: Sequence[InputFile] = files
         self._limits = limits
+        self.allowance: Allowance = Allowance.of(files, limits)
+        self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self._held: tuple[object, Any] = (None, None)
         #: Where a row group is read in parts: the next part goes on there.
@@ -80,13 +86,21 @@ class ParquetFiles:
 
     def file(self, number: int) -> ForeignFile:
         """The open file."""
-        return self._open.get(number) or self._open.add(
-            number, open_parquet(open_input(self.files[number]), limits=self._limits)
-        )
+        if (found := self._open.get(number)) is not None:
+            return found
+        opened = open_parquet(open_input(self.files[number]), limits=self._limits)
+        if number not in self._claimed:  # A row group of a few bytes may claim any number of rows.
+            self._claimed.add(number)
+            try:
+                self.allowance.claim(opened.arrow.metadata.num_rows)
+            except UnsafeData as error:
+                opened.close()
+                raise_at(error, uri=self.files[number].uri)
+        return self._open.add(number, opened)
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="Parquet", also=(NotImplementedError,))
+        return guarded(self.files[number], record, action, format="Parquet")
 
     def group(self, number: int, group: int, names: Collection[str] | None = None) -> Any:
         """A row group as an Arrow table. The last one is kept: many records may be in one."""
@@ -121,7 +135,7 @@ class ParquetFiles:
         columns = [name for name in file.arrow.schema_arrow.names if names is None or name in names]
         widest = file.widest(group, columns, limits=limits)
         most = max(1, min(_BATCH_ROWS, stop - start, min(_BATCH_BYTES, limits.group_bytes) // widest))
-        batches, held = [], 0
+        batches, piece = [], self.allowance.piece()
         if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
             limits.check_inflation(*self._inflated[number, group], "a row group")
         scan, self._scan = self._scan, None  # After an error, the next call begins again.
@@ -145,12 +159,7 @@ class ParquetFiles:
                 limits.check_inflation(stored, scan.held, "a row group")
             low, high = max(start - scan.at, 0), min(stop - scan.at, batch.num_rows)
             if low < high:
-                held += batch.nbytes
-                if held > limits.group_bytes:
-                    raise UnsafeData(
-                        f"a row group takes more than {limits.group_bytes} bytes in memory: raise "
-                        "Limits.group_bytes if you trust the file"
-                    )
+                piece.spend(batch.nbytes)
                 batch.validate(full=True)
                 batches.append(batch.slice(low, high - low))
             if scan.at + batch.num_rows >= stop:
@@ -169,14 +178,10 @@ class ParquetFiles:
         """
         import pyarrow as pa
 
-        tables, held = [], 0
+        tables, piece = [], self.allowance.piece()
         for group in range(self.file(number).arrow.num_row_groups):
             tables.append(self.group(number, group, names))
-            held += tables[-1].nbytes
-            if held > self._limits.group_bytes:
-                raise UnsafeData(
-                    f"the rows take more than {self._limits.group_bytes} bytes: raise Limits.group_bytes"
-                )
+            piece.spend(tables[-1].nbytes)
         return pa.concat_tables(tables) if tables else self.file(number).arrow.schema_arrow.empty_table()
 
     def close(self) -> None:

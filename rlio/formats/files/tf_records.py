@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
@@ -61,11 +62,7 @@ class RecordFile:
             size = int.from_bytes(head[:8], "little")
             if size > end - at - 16:
                 raise CorruptData(f"record {number} at byte {at} has {size} bytes, and the file ends before")
-            if size > self._limits.group_bytes:
-                raise UnsafeData(
-                    f"record {number} has {size} bytes, more than the {self._limits.group_bytes} allowed: "
-                    "raise Limits.group_bytes if you trust the file"
-                )
+            Allowance(self._limits).spend(size)
             yield at + 12, size
             at, number = at + size + 16, number + 1
 

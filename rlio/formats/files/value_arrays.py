@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
 from rlio.errors import SchemaError, excerpt
-from rlio.formats.files.packed import Allowance
+from rlio.formats.files.allowance import Allowance
 
 __all__ = ["FLOATS", "flags_in", "one_a_row", "stack_rows", "standard_dtype", "text_extent"]
 

@@ -29,7 +29,8 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import map_structure
 from rlio.batch.picture_codecs import encoded_column
-from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, UnknownLayout, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
@@ -113,6 +114,8 @@ _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 _PLAIN = ("", "state", "image")
 # Bytes of a decoded frame of a video, a pixel.
 _RGB = 3
+# Frames that a decoder keeps besides.
+_DECODER_FRAMES: Final = 8
 
 
 class LeRobotSource:
@@ -184,6 +187,7 @@ class LeRobotSource:
         ]
         videos_read = {path for path in self._sizes if path.startswith("videos/") and self._videos}
         self.sizes: list[int | None] = [self._sizes[path] for path in (*rows, *sorted(videos_read))]
+        self._allowance = Allowance(limits, stored=sum(size or 0 for size in self._sizes.values()))
         self._parquet = ParquetFiles(self.files, limits)
         #: What each ``task_index`` stands for; the numbers need not be 0, 1, ...
         self._task_texts = self._tasks()
@@ -321,8 +325,8 @@ class LeRobotSource:
         def read() -> dict[int, str]:
             found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
-            texts = {
-                row["task_index"]: next(value for name, value in row.items() if name != "task_index")
+            texts: dict[int, Any] = {
+                row["task_index"]: next((value for name, value in row.items() if name != "task_index"), None)
                 for row in found
             }
             if len(texts) < len(found):
@@ -507,7 +511,7 @@ class LeRobotSource:
         if len(rows) < len(values):
             raise UnknownLayout(f"{name} is in separate picture files, which are not read: embed them")
         # A file of one channel has no axis for it. Other shapes in the metadata may have the channels first.
-        return encoded_column(rows, shape if shape[2:] == (1,) else None, limits=self._limits)
+        return encoded_column(rows, shape if shape[2:] == (1,) else None, spend=self._allowance.piece().spend)
 
     def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
         """Some frames of an episode."""
@@ -519,7 +523,7 @@ class LeRobotSource:
         fps = float(self._info["fps"])
         try:
             with open_input(file) as stream:
-                return _frames(stream, len(frames), begin + frames.start / fps, fps, self._limits)
+                return _frames(stream, len(frames), begin + frames.start / fps, fps, self._allowance.piece())
         except CorruptData as error:
             raise_at(error, uri=file.uri, record=episode)
 
@@ -552,7 +556,7 @@ def _av(names: Sequence[str]) -> Any:
         return import_module("av")  # It has types, but is installed with the extra alone.
 
 
-def _frames(stream: Any, count: int, begin: float, fps: float, limits: Limits) -> np.ndarray:
+def _frames(stream: Any, count: int, begin: float, fps: float, allowance: Allowance) -> np.ndarray:
     """``count`` frames of an MP4 file from ``begin`` in seconds on: uint8 of (count, height, width, 3)."""
     av = _av(())
     found: np.ndarray | None = None
@@ -560,11 +564,7 @@ def _frames(stream: Any, count: int, begin: float, fps: float, limits: Limits) -
     try:
         with av.open(stream, format="mp4") as container:
             video = container.streams.video[0]
-            if count * video.height * video.width * _RGB > limits.group_bytes:
-                raise UnsafeData(
-                    f"{count} frames of {video.width}x{video.height} take more than {limits.group_bytes} "
-                    "bytes: raise Limits.group_bytes if the data are yours"
-                )
+            allowance.spend((count + _DECODER_FRAMES) * video.height * video.width * _RGB)
             found = np.empty((count, video.height, video.width, _RGB), np.uint8)
             container.seek(int(begin / video.time_base), stream=video, backward=True)
             for frame in container.decode(video):

@@ -29,8 +29,9 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.hdf5_files import Hdf5Files, check_dataset
+from rlio.formats.files.hdf5_files import Hdf5Files
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
@@ -40,7 +41,7 @@ from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
-from rlio.formats.tables.arrow import ARROW_DAMAGE, ArrowTable, open_plain_arrow, read_arrow_file
+from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow_file
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row, with_next_obs
 from rlio.storage import InputFile
@@ -280,7 +281,7 @@ class _Decode:
 
     def pictures(self, rows: Sequence[bytes], space: Any) -> np.ndarray:
         """JPEG files as pictures."""
-        return encoded_column(rows, space.shape, codec="jpeg", limits=self.limits)
+        return encoded_column(rows, space.shape, codec="jpeg", spend=Allowance(self.limits).spend)
 
 
 def is_image_space(space: Any) -> bool:
@@ -326,8 +327,8 @@ class _Hdf5Store:
         if not entries:
             raise CorruptData(f"{path} is absent", uri=place.uri)
         self.files: Sequence[InputFile] = [place.file(path, entries[0].size)]
-        self._size, self._decode = entries[0].size, decode
-        self._handles = Hdf5Files(self.files)
+        self._decode = decode
+        self._handles = Hdf5Files(self.files, decode.limits)
         #: The library, once for all: an import statement takes as long as opening a dataset.
         self._h5py = import_module("h5py")
         self._open, self._all = self._h5py.h5o.open, self._h5py.h5s.ALL
@@ -364,6 +365,7 @@ class _Hdf5Store:
     def _member(self, group: Any, name: str) -> Any:
         """The identifier of a member of ``group`` that is stored right there."""
         encoded = name.encode()
+        self._handles.visit()
         if group.links.get_info(encoded).type != self._h5py.h5l.TYPE_HARD:
             raise UnsafeData(f"{excerpt(name)} is a link, which may lead out of the file")
         return self._open(group, encoded)
@@ -418,13 +420,14 @@ class _Hdf5Store:
         return {name: self._value(group, name, None, depth + 1, rows) for name in names}
 
     def _leaf(self, item: Any, name: str, space: Any, rows: _Rows | None) -> np.ndarray:
-        shape, kind = check_dataset(item, name, self.files[0].uri, self._decode.limits)
+        shape, kind = self._handles.check(item, name, self.files[0].uri)
         if rows is not None and shape[:1] != (rows.all,):
             raise CorruptData(f"{excerpt(name)} has the shape {shape}, expected {rows.all} rows")
         if kind.hasobject:
             return self._of_any_length(self._h5py.Dataset(item), name, space, rows)
         if rows is not None:
             shape = (rows.stop - rows.start, *shape[1:])
+        self._handles.spend(shape[0] if shape else 1, shape, kind)
         values = np.empty(shape, kind if kind.isnative else kind.newbyteorder("="))
         if rows is None:
             item.read(self._all, self._all, values)
@@ -449,18 +452,7 @@ class _Hdf5Store:
             raise SchemaError(
                 f"found {dataset.dtype} of shape {dataset.shape}, expected numbers", column=name
             )
-        # Each row may point to the same bytes of the file, so that few bytes become many: what was read is
-        # counted, and no more is read at a time than can be counted.
-        most, taken = self._decode.limits.group_bytes, 0
-        rows: list[Any] = []
-        step = max(1, most // (4 * (self._size or 1)))
-        begin, end = (0, len(dataset)) if part is None else (part.start, part.stop)
-        for start in range(begin, end, step):
-            found = dataset[start : min(start + step, end)]
-            taken += sum(len(row) for row in found)
-            if taken > most:
-                raise UnsafeData(f"{excerpt(name)} takes more than {most} bytes: raise Limits.group_bytes")
-            rows.extend(found)
+        rows = self._handles.read(dataset, *((0, None) if part is None else (part.start, part.stop)))
         if is_picture:
             return self._decode.pictures([row.tobytes() for row in rows], space)
         return object_column(row.decode() for row in rows)
@@ -507,7 +499,7 @@ class _ArrowStore:
 
     def _guarded(self, episode: int, action: Callable[[], T]) -> T:
         kind = "Arrow" if self._parquet is None else "Parquet"
-        return guarded(self.files[episode], episode, action, format=kind, also=ARROW_DAMAGE)
+        return guarded(self.files[episode], episode, action, format=kind)
 
     def _all(self, episode: int, names: Sequence[str]) -> Any:
         if self._parquet is not None:

@@ -39,9 +39,10 @@ from rlio.batch.columns import (
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import CorruptData, MissingColumn, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import in_column
 from rlio.formats.files.json_files import list_of_records
-from rlio.formats.files.packed import Allowance, is_packed, unpack
+from rlio.formats.files.packed import is_packed, unpack
 from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import FLOATS, stack_rows, standard_dtype, text_extent

@@ -34,8 +34,8 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.episode_files import EpisodeFilesSink
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, in_column
-from rlio.formats.files.packed import Allowance
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 from rlio.formats.format import Format, Holds, Marks
@@ -112,6 +112,7 @@ class RllibEpisodeSource:
         self.uri: str = place.uri
         self.files: tuple[InputFile, ...] = place.files
         self._limits = limits
+        self._allowance = Allowance.of(place.files, limits)
         self._check_one_env()
         self._parquet = ParquetFiles(place.files, limits)
         self.notes: list[str] = []
@@ -172,7 +173,7 @@ class RllibEpisodeSource:
     def _chunk(self, data: bytes | None, file: int, group: int, row: int) -> _Chunk:
         if data is None:
             raise CorruptData("a row is empty, expected an episode")
-        state = read_keys(data, _KEYS, limits=self._limits)
+        state = read_keys(data, _KEYS, allowance=self._allowance.piece())
         if "agent_episodes" in state or state.get("multi_agent_episode_id") is not None:
             raise UnknownLayout(
                 "found a multi-agent episode of RLlib, expected those of a single agent: record with RLlib's "
@@ -184,6 +185,7 @@ class RllibEpisodeSource:
             raise CorruptData(f"not a state of an episode: {sorted(missing)} absent, id_ {excerpt(id_, 80)}")
         if type(start) is not int or type(stop) is not int or not 0 <= start <= stop < 2**40:
             raise CorruptData(f"steps {excerpt(start, 40)} to {excerpt(stop, 40)}")
+        self._allowance.claim(stop - start)
         is_done = bool(state["is_terminated"] or state["is_truncated"])
         return _Chunk(id_, start, stop, file, group, row, is_done)
 
@@ -254,7 +256,9 @@ class RllibEpisodeSource:
         return joined
 
     def _state(self, chunk: _Chunk) -> dict[str, Any]:
-        state = unpack(self._values(chunk.file, chunk.group)[chunk.row].as_py(), limits=self._limits)
+        state = unpack(
+            self._values(chunk.file, chunk.group)[chunk.row].as_py(), allowance=self._allowance.piece()
+        )
         assert isinstance(state, dict)
         return state
 
@@ -270,7 +274,7 @@ class RllibEpisodeSource:
         return observation, action
 
     def _rows(self, state: dict[str, Any], chunk: _Chunk) -> SampleBatch:
-        steps, allowance = chunk.stop - chunk.start, Allowance(self._limits)
+        steps, allowance = chunk.stop - chunk.start, self._allowance.piece()
         observation_space, action_space = self._spaces(state)
 
         def column(name: str, buffer: Any, rows: int, space: Any = None) -> Any:

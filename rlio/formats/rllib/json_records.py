@@ -28,7 +28,9 @@ from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
 from rlio.formats.rllib.record_source import RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
+from rlio.schemas.json_columns import check_containers
 from rlio.schemas.json_lines import is_provenance, parse_head
+from rlio.source.damage import damage_named
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
@@ -145,8 +147,9 @@ class JsonRecords:
         if data is not None and (counted := _counted(data)):
             return counted
         try:
+            check_containers(data or b"")
             record = None if data is None else orjson.loads(data)
-        except orjson.JSONDecodeError:
+        except (orjson.JSONDecodeError, UnsafeData):
             return None
         if not isinstance(record, dict) or record.get("type", "SampleBatch") != "SampleBatch":
             return None
@@ -186,7 +189,8 @@ class JsonRecords:
                     "set with rlio.DatasetReader",
                     uri=self.files[file].uri,
                 )
-            return decoder.decode(line.data, next_line)
+            with damage_named("RLlib's JSON", uri=self.files[file].uri, record=line.number):
+                return decoder.decode(line.data, next_line)
         except (CorruptData, SchemaError, UnknownLayout) as error:
             raise_at(error, uri=self.files[file].uri, record=line.number)
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
-from rlio.formats.files.packed import Allowance
+from rlio.formats.files.allowance import Allowance
 from rlio.limits import Limits
 from rlio.support.extras import needs
 
@@ -48,8 +48,8 @@ def msgpack() -> Any:
 class _Hooks:
     """What msgpack calls for each map and list that it has decoded."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._allowance = Allowance(limits)
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance, limits = allowance, allowance.limits
         self.options: dict[str, Any] = {
             "object_hook": self._map,
             "list_hook": self._list,
@@ -93,15 +93,15 @@ class _Hooks:
         return array if is_array else array[()]
 
 
-def unpack(data: bytes, *, limits: Limits) -> Any:
+def unpack(data: bytes, *, allowance: Allowance) -> Any:
     """Decode a message; arrays are read-only views of their bytes.
 
     Raises:
-        UnsafeData: It holds a pickle, or more values than ``limits.packed_values``.
+        UnsafeData: It holds a pickle, or more than ``allowance``.
         CorruptData: It is damaged.
     """
     with _damage_named():
-        return msgpack().unpackb(data, **_Hooks(limits).options)
+        return msgpack().unpackb(data, **_Hooks(allowance).options)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def _damage_named() -> Iterator[None]:
         raise CorruptData(f"damaged msgpack: {excerpt(str(error) or type(error).__name__)}") from error
 
 
-def read_keys(data: bytes, wanted: Collection[str], *, limits: Limits) -> dict[str, Any]:
+def read_keys(data: bytes, wanted: Collection[str], *, allowance: Allowance) -> dict[str, Any]:
     """Return the values of some keys of a message that is a map; the values of other keys are skipped.
 
     Keys that are not wanted and stand there have the value None.
@@ -125,7 +125,7 @@ def read_keys(data: bytes, wanted: Collection[str], *, limits: Limits) -> dict[s
     """
     found: dict[str, Any] = {}
     with _damage_named():
-        unpacker = msgpack().Unpacker(max_buffer_size=len(data), **_Hooks(limits).options)
+        unpacker = msgpack().Unpacker(max_buffer_size=len(data), **_Hooks(allowance).options)
         unpacker.feed(data)
         for _ in range(unpacker.read_map_header()):
             key = unpacker.unpack()

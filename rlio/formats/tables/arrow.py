@@ -15,6 +15,7 @@ from functools import partial
 from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
+from rlio.formats.files.arrow_columns import bytes_of_views
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.format import Format, Marks
@@ -37,8 +38,6 @@ FORMAT = Format(
 _MAGIC: Final = b"ARROW1"
 _CONTINUES: Final = 0xFFFFFFFF
 _OPEN_FILES: Final = 4
-#: What reading damaged metadata raises, besides errors of data.
-ARROW_DAMAGE: Final = (struct.error, IndexError, OverflowError)
 # Fields of Arrow's flatbuffers: of a message; of a schema; of a record batch; of a footer (a block has 24
 # bytes).
 _KIND, _HEADER, _BODY_LENGTH = 1, 2, 3
@@ -69,13 +68,13 @@ class ArrowTable(Pieces):
     """
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
-        super().__init__(place.uri, place.files)
+        super().__init__(place.uri, place.files, limits)
         self._limits = limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
         for number, file in enumerate(self.files):
-            guarded(file, None, partial(self._index, number), format="Arrow", also=ARROW_DAMAGE)
+            guarded(file, None, partial(self._index, number), format="Arrow")
 
     def pieces(self, file: int) -> Sequence[_Batch]:
         """The record batches of a file."""
@@ -119,43 +118,40 @@ class ArrowTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
-        return guarded(
-            self.files[file],
-            piece,
-            lambda: self._decoded(file, piece, names),
-            format="Arrow",
-            also=ARROW_DAMAGE,
-        )
+        return guarded(self.files[file], piece, lambda: self._decoded(file, piece, names), format="Arrow")
 
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
         import pyarrow as pa
 
         stream = self._open.get(file) or self._open.add(file, open_input(self.files[file]))
         place = self._batches[file][piece]
-        if place.body > self._limits.group_bytes:
-            raise UnsafeData(f"a batch of {place.body} bytes: raise Limits.group_bytes if you trust the file")
+        allowance = self.allowance.piece()
+        allowance.spend(place.body)
         stream.seek(place.start)
         message = stream.read(8 + place.metadata + place.body)
-        self._check_inflation(message[8 : 8 + place.metadata], message[8 + place.metadata :])
+        allowance.spend(self._inflated(message[8 : 8 + place.metadata], message[8 + place.metadata :]))
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._schemas[file][0])
         batch.validate(full=True)
-        return batch.select(names)
+        found = batch.select(names)
+        allowance.spend(sum(map(bytes_of_views, found.columns)))
+        return found
 
-    def _check_inflation(self, metadata: bytes, body: bytes) -> None:
-        """Bound what compressed buffers become: each begins with its length."""
+    def _inflated(self, metadata: bytes, body: bytes) -> int:
+        """Bytes that compressed buffers become: each begins with its length."""
         _, header = _header(metadata)
         if _field(metadata, header, _COMPRESSION) is None:
-            return
+            return 0
         first, count = _vector(metadata, header, _BUFFERS)
         inflated = 0
         for number in range(count):
             offset, size = struct.unpack_from("<qq", metadata, first + 16 * number)
             if size > 0:
                 (length,) = struct.unpack_from("<q", body, offset)
+                if length < -1:
+                    raise CorruptData(f"found a buffer of {length} bytes")
                 inflated += size if length == -1 else length
-                if not 0 <= inflated <= self._limits.group_bytes or length < -1:
-                    raise UnsafeData(f"a batch inflates to more than {self._limits.group_bytes} bytes")
         self._limits.check_inflation(len(body), inflated, "a batch")
+        return inflated
 
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """See `Pieces`."""
@@ -192,14 +188,10 @@ def read_arrow_file(file: InputFile, *, limits: Limits) -> Any:
 
     table = open_plain_arrow(file, limits=limits)
     try:
-        batches, left = [], limits.group_bytes
+        batches, allowance = [], table.allowance.piece()
         for piece in range(len(table.pieces(0))):
             batches.append(table.decode(0, piece, table.schema(0).names))
-            left -= batches[-1].get_total_buffer_size()
-            if left < 0:
-                raise UnsafeData(
-                    f"more than {limits.group_bytes} bytes: raise Limits.group_bytes", uri=file.uri
-                )
+            allowance.spend(batches[-1].get_total_buffer_size())
         return pa.Table.from_batches(batches, table.schema(0))
     finally:
         table.close()

@@ -68,11 +68,11 @@ class Hdf5Table(Table):
     """
 
     def __init__(self, place: Place, *, limits: Limits, last_only: Sequence[str] = ()) -> None:
-        super().__init__(place.uri, place.files)
+        super().__init__(place.uri, place.files, limits)
         self._last_only = frozenset(last_only)
         self.early: set[tuple[int, str]] = set()
         self._limits = limits
-        self._handles = Hdf5Files(place.files)
+        self._handles = Hdf5Files(place.files, limits)
         #: Of each file: the groups of its episodes ("": the file itself), and the rows before each.
         self._groups: list[list[str]] = []
         self._starts: list[list[int]] = []
@@ -136,7 +136,7 @@ class Hdf5Table(Table):
 
     def tree(self, glob: str = "") -> dict[str, Any]:
         """The members of the first episode, see `Hdf5Files.tree`: of a group, or with "" of the file."""
-        found = self._guarded(0, lambda: self._handles.tree(0, self._first(glob), self._limits))
+        found = self._guarded(0, lambda: self._handles.tree(0, self._first(glob)))
         return found if isinstance(found, dict) else {}
 
     def _first(self, glob: str) -> str:
@@ -290,7 +290,7 @@ class Hdf5Table(Table):
     def _tree(self, number: int, group: str, name: str) -> Any:
         path = _join(group, name)
         try:
-            return self._handles.tree(number, path, self._limits)
+            return self._handles.tree(number, path)
         except SchemaError as error:
             if self._handles.member(number, path) is not None:
                 raise
@@ -299,7 +299,7 @@ class Hdf5Table(Table):
             ) from error
 
     def _dataset(self, number: int, group: str, path: str) -> Any:
-        dataset = self._handles.checked(number, _join(group, path), self._limits)
+        dataset = self._handles.checked(number, _join(group, path))
         if not dataset.shape or dataset.dtype.kind not in "biuf":
             raise SchemaError(
                 f"found {dataset.dtype} of the shape {dataset.shape}, expected numbers with a row a step",
@@ -343,7 +343,7 @@ class Hdf5Table(Table):
                     f"found {len(dataset)} rows, expected {count} as in other columns", column=path
                 )
             low, high = max(rows.start - base, 0), min(rows.stop - base, count)
-            found = np.asarray(dataset[low:high])
+            found = self._handles.read(dataset, low, high)
             if len(found) < high - low:  # The final row has no value.
                 found = np.concatenate([found, np.zeros((1, *found.shape[1:]), found.dtype)])
             before = found[: max(0, count - self._lacks - 1 - low)]

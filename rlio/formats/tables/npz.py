@@ -22,7 +22,7 @@ from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
 from rlio.batch.nested import leaves
 from rlio.batch.npz import read_array, read_header
-from rlio.errors import SchemaError, UnsafeData, excerpt
+from rlio.errors import SchemaError, UnsafeData
 from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.value_arrays import FLOATS
@@ -32,6 +32,7 @@ from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.storage.filesystem import Storage, open_input
+from rlio.storage.zip_files import check_member, open_archive
 
 FORMAT = Format(
     name="npz",
@@ -74,7 +75,7 @@ class NpzTable(Table):
     """
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
-        super().__init__(place.uri, place.files)
+        super().__init__(place.uri, place.files, limits)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
         lengths: list[Any] = []
@@ -93,18 +94,19 @@ class NpzTable(Table):
 
     def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
         def opened() -> T:
-            with open_input(self.files[number]) as stream, zipfile.ZipFile(stream) as archive:
+            file = self.files[number]
+            with open_input(file) as stream, open_archive(stream, self._limits, uri=file.uri) as archive:
                 if len(archive.infolist()) > self._limits.columns:
                     raise UnsafeData(f"more than {self._limits.columns} arrays")
                 return action(archive)
 
-        damage = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError)
-        return guarded(self.files[number], None, opened, format="NPZ", also=damage)
+        return guarded(self.files[number], None, opened, format="NPZ")
 
     def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
+            check_member(info, self._limits, uri=self.uri)
             if name in shapes:
                 raise SchemaError("found two arrays of this name: expected each name once", column=name)
             with archive.open(info) as member:
@@ -122,18 +124,13 @@ class NpzTable(Table):
 
     def _decoded(self, archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
-        left = self._limits.group_bytes - sum(array.nbytes for array in self._kept[1].values())
+        piece = self.allowance.piece()
+        piece.spend(sum(array.nbytes for array in self._kept[1].values()))
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name not in names:
                 continue
-            self._limits.check_inflation(info.compress_size, info.file_size, f"the array {excerpt(name)}")
-            left -= info.file_size
-            if left < 0:
-                raise UnsafeData(
-                    f"the arrays have more than {self._limits.group_bytes} bytes: raise Limits.group_bytes "
-                    "if you trust the file"
-                )
+            piece.spend(info.file_size)
             with archive.open(info) as member:
                 found[name] = read_array(member, info.file_size, name)
         return found

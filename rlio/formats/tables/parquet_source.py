@@ -33,9 +33,9 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import is_pickled, load_pickled, to_column
 from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
-from rlio.formats.files.packed import Allowance
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
 from rlio.formats.files.partitions import partitions_of, with_partitions
@@ -247,7 +247,7 @@ class RowGroups:
         """The memory allowance for all packed columns of the group together."""
         number, index, _ = self.places[group]
         found = self._parquet.file(number).columns(index, columns)
-        return Allowance(self.limits, stored=sum(chunk.total_compressed_size for _, chunk in found))
+        return Allowance(self.limits, packed=sum(chunk.total_compressed_size for _, chunk in found))
 
     def extensions(self, group: int) -> Mapping[str, Extension]:
         """Extension types of the group's file."""

@@ -24,7 +24,7 @@ class ParquetTable(Pieces):
     """
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
-        super().__init__(place.uri, place.files)
+        super().__init__(place.uri, place.files, limits)
         self._groups = RowGroups(place.files, limits, None, refuse=True, mapped=True)
         try:
             self._groups.index(Failures("raise"))

@@ -21,10 +21,12 @@ from rlio.batch.arrays import as_column, table_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, OptionError, SchemaError, excerpt
+from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.step_columns import suggested_mapping
+from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import InputFile
 
@@ -64,6 +66,7 @@ class Table:
         rows: Rows of each file.
         continues: Whether the files are one table in pieces; None: not known.
         lengths: Steps of the episodes; None: the table does not state them.
+        allowance: That of the files.
         together: Columns that the caller will read for the same rows; they are decoded at once.
     """
 
@@ -71,9 +74,10 @@ class Table:
     lengths: Sequence[int] | None = None
     together: frozenset[str] = frozenset()
 
-    def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
+    def __init__(self, uri: str, files: Sequence[InputFile] = (), limits: Limits = DEFAULT_LIMITS) -> None:
         self.uri: str = uri
         self.files: Sequence[InputFile] = files
+        self.allowance: Allowance = Allowance.of(files, limits)
         self.names: Sequence[str] = ()
         self.uneven: frozenset[str] = frozenset()
         self.rows: Sequence[int] = []
@@ -81,7 +85,8 @@ class Table:
         self.partitions: list[Mapping[str, Any]] = [*partitions_of(files)]
 
     def add_file(self, names: Sequence[str], rows: int) -> None:
-        """Take in the next file: its columns, and its rows."""
+        """Take in the next file: its columns, and its rows, which are claimed."""
+        self.allowance.claim(rows)
         if len(set(names)) < len(names):
             twice = next(name for name in names if list(names).count(name) > 1)
             raise SchemaError(f"found two columns {excerpt(twice)}: expected each name once", column=twice)
@@ -183,10 +188,11 @@ class Pieces(Table):
     Args:
         uri: What it is, for messages.
         files: Its files.
+        limits: Bounds on them.
     """
 
-    def __init__(self, uri: str, files: Sequence[InputFile] = ()) -> None:
-        super().__init__(uri, files)
+    def __init__(self, uri: str, files: Sequence[InputFile] = (), limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(uri, files, limits)
         #: Of each file: rows before each piece, and all rows.
         self._starts: list[list[int]] = []
         self._kept: OrderedDict[tuple[int, int, frozenset[str]], Any] = OrderedDict()

@@ -20,6 +20,7 @@ from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
+from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import is_glob
@@ -53,7 +54,8 @@ def open_table(
         return mapped_source(table_in_memory(inputs), mapping), IN_MEMORY, details
     found, place = _locate(inputs, format, storage_options, limits)
     table = open_place(found, found.table, place, own, limits=limits)
-    return mapped_source(table, mapping), found, {**details, **own}
+    with damage_named(found.title, uri=place.uri):
+        return mapped_source(table, mapping), found, {**details, **own}
 
 
 def open_table_files(

@@ -26,6 +26,8 @@ __all__ = ["TextTable"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _OPEN_FILES: Final = 4
+#: Bytes of a column that a byte of text becomes at most: `1,` is a number of eight.
+_PARSED: Final = 8
 #: Numbers that may be beyond float64: of more than 308 digits, or with an exponent of three.
 _NUMBER: Final = re.compile(
     rb"(?<![\w.])[-+]?[0-9]{309,}(?:\.[0-9]*)?|(?<![\w.])[-+]?[0-9]+(?:\.[0-9]*)?[eE]\+?[0-9]{3,}"
@@ -45,7 +47,7 @@ class TextTable(Pieces):
     title = "text"
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
-        super().__init__(place.uri, place.files)
+        super().__init__(place.uri, place.files, limits)
         self.limits = limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         #: Of each file: where each block begins, and its bytes.
@@ -85,6 +87,7 @@ class TextTable(Pieces):
             for start, text in _blocks(stream, self.limits.line_bytes, is_open):
                 if not text.strip():
                     continue
+                self.allowance.piece().spend(_PARSED * len(text))
                 table = self.parse(text, number, None, None)
                 _check_finite(table, text)
                 if len(table):
@@ -105,6 +108,7 @@ class TextTable(Pieces):
         def action() -> Any:
             stream = self._open.get(file) or self._open.add(file, open_input(self.files[file]))
             start, size = self._blocks[file][piece]
+            self.allowance.piece().spend(_PARSED * size)
             stream.seek(start)
             return self.parse(stream.read(size), file, names, self._schema)
 

@@ -1,0 +1,59 @@
+"""Mutated files of every format: an error of ours or the same rows twice, within bounds and the folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fuzzed_formats
+import pytest
+from fuzzed_formats import MEMORY, SEEDS
+
+from rlio.formats.format import formats
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and the bounds of Linux")
+ROOT = Path(fuzzed_formats.__file__)
+
+
+def test_every_format_that_is_read_is_fuzzed() -> None:
+    assert set(SEEDS) == {format.name for format in formats() if format.is_read}
+
+
+def outcomes(name: str, first: int, stop: int) -> list[dict[str, Any]]:
+    """What reading each mutation came to; a process that dies is followed by another one."""
+    found: list[dict[str, Any]] = []
+    while first < stop:
+        command = [sys.executable, str(ROOT), name, str(first), str(stop)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+        seeds = [one["seed"] for one in said if "seed" in one]
+        assert seeds, run.stderr[-3000:]
+        assert all("rows" in seed for seed in seeds), seeds
+        found += [one for one in said if "end" in one]
+        begun = max((one["begin"] for one in said if "begin" in one), default=first)
+        if run.returncode:
+            found.append({"end": begun, "died": run.returncode, "trace": run.stderr[-2000:]})
+        first = begun + 1
+    return found
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", sorted(SEEDS))
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(200, marks=pytest.mark.further),
+        pytest.param(10_000, marks=pytest.mark.soak),
+    ],
+)
+def test_mutations_are_refused_or_give_the_same_rows_twice(count: int, name: str) -> None:
+    found = outcomes(name, 0, count)
+    assert {one["end"] for one in found} == set(range(count))
+    wrong = [
+        one for one in found if "found" not in one or "died" in one or one["peak"] > MEMORY or one["opened"]
+    ]
+    assert not wrong, json.dumps(wrong[:5], indent=1)
+    assert sum("rows" not in one["found"] for one in found) > count / 20, "hardly a mutation was refused"
