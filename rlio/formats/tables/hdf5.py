@@ -28,6 +28,7 @@ from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
 from rlio.formats.place import Place
+from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
@@ -40,7 +41,7 @@ FORMAT = Format(
     name="hdf5",
     title="HDF5",
     marks=Marks(endings=(".hdf5", ".h5"), by_ending=True),
-    source="rlio.formats.tables.hdf5:Hdf5Table",
+    source="rlio.formats.tables.hdf5:open_by_names",
     table="rlio.formats.tables.hdf5:Hdf5Table",
     advice="read it with rlio.read and a mapping (docs/mapping.md)",
     about="Datasets by rlio's names; or any by a mapping, also episodes that are groups (docs/mapping.md).",
@@ -85,15 +86,11 @@ class Hdf5Table(Table):
         self._obs: list[str] = []
         #: Name of a column -> the datasets in it, see `Hdf5Files.tree`.
         self._trees: dict[str, Any] = {}
-        try:
-            self.names = self._guarded(0, lambda: self._datasets_below(self._handles.file(0)))
-        except BaseException:
-            self._handles.close()
-            raise
 
-    def _datasets_below(self, root: Any) -> list[str]:
-        paths = _paths_below(self._handles, root, self._limits)
-        return [path for path in paths if self._handles.is_dataset(self._handles.member(0, path))]
+    def name_datasets(self) -> None:
+        """State the datasets of the first file as the columns, for a mapping that their names imply."""
+        root = self._handles.file(0)
+        self.names = _paths_below(self._handles, root, self._limits, datasets_only=True)
 
     # ---- what is in the files ----
 
@@ -202,6 +199,10 @@ class Hdf5Table(Table):
             + titles_of_read(hdf5=True)
         )
 
+    def guarded(self, action: Callable[[], T]) -> T:
+        """Call ``action`` on the first file, see `Hdf5Files.guarded`."""
+        return self._guarded(0, action)
+
     def _guarded(self, number: int, action: Callable[[], T]) -> T:
         return self._handles.guarded(number, None, action)
 
@@ -288,11 +289,14 @@ class Hdf5Table(Table):
 
     def _tree(self, number: int, group: str, name: str) -> Any:
         path = _join(group, name)
-        if self._handles.member(number, path) is None:
+        try:
+            return self._handles.tree(number, path)
+        except SchemaError as error:
+            if self._handles.member(number, path) is not None:
+                raise
             raise MissingColumn(
                 f"{excerpt(group)} has no {excerpt(name)}, which the first episode has", column=name
-            )
-        return self._handles.tree(number, path)
+            ) from error
 
     def _dataset(self, number: int, group: str, path: str) -> Any:
         dataset = self._handles.checked(number, _join(group, path))
@@ -365,6 +369,21 @@ class Hdf5Table(Table):
         self._handles.close()
 
 
+def open_by_names(place: Place, *, limits: Limits) -> MappedSource:
+    """The episodes of HDF5 whose datasets have rlio's names.
+
+    Raises:
+        UnknownLayout: They have others; the message shows them.
+    """
+    table = Hdf5Table(place, limits=limits)
+    try:
+        table.guarded(table.name_datasets)
+    except BaseException:
+        table.close()
+        raise
+    return by_own_names(table)
+
+
 def suggested_for(files: Hdf5Files, number: int) -> str:
     """The mapping that an HDF5 file may need, as code for a message; ``...`` where nothing fits."""
     root = files.file(number)
@@ -390,13 +409,15 @@ def _numbered_groups(files: Hdf5Files, group: Any, path: str, levels: int) -> tu
     return next((found for found in below if found is not None), None) if levels > 1 else None
 
 
-def _paths_below(files: Hdf5Files, group: Any, limits: Limits) -> list[str]:
+def _paths_below(files: Hdf5Files, group: Any, limits: Limits, *, datasets_only: bool = False) -> list[str]:
     """Paths of the groups and datasets in a group: `Limits.columns` of them, the upper ones first."""
     found: list[str] = []
     pending = [("", group, 0)]
-    while pending and len(found) < limits.columns:
+    for _ in range(limits.columns):  # Groups may be in circles.
+        if not pending:
+            break
         path, item, depth = pending.pop(0)
-        if path:
+        if path and (files.is_dataset(item) or not datasets_only):
             found.append(path)
         if files.is_group(item) and depth < limits.nesting:
             names = [name for _, name in zip(range(limits.columns), item, strict=False)]
