@@ -362,13 +362,7 @@ class Hdf5Table(Table):
         """See `Table`."""
         if self._groups[file] != [""] or self._handles.member(file, name) is None:
             return super().array(file, name)
-
-        def whole() -> NDArray[Any]:
-            dataset = self._dataset(file, "", name)
-            self._handles.spend(len(dataset), dataset.shape, dataset.dtype)
-            return np.asarray(dataset[:])
-
-        return self._guarded(file, whole)
+        return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
 
     def close(self) -> None:
         """Close all files."""
