@@ -61,7 +61,7 @@ def read_table(
             `polars.DataFrame`, `pyarrow.Table`, `datasets.Dataset`.
         mapping: What the columns mean; None: their names are rlio's.
         format: Name of the format of files; None: by their suffixes.
-        format_options: ``delimiter`` of CSV; ``split`` of Hugging Face.
+        format_options: ``delimiter``, ``decimal``, ``comment``, ``names`` of CSV; ``split`` of Hugging Face.
         spaces: (observation space, action space) of the rows; None: not known.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
@@ -78,6 +78,7 @@ def read_table(
         CorruptData: A file is damaged. (UnsafeData: it exceeds ``limits``.)
     """
     Asked.of(keywords)  # Raises before anything is opened.
+    spaces = spaces_of(mapping, spaces)
     layout, found, own = open_table(
         inputs,
         mapping=mapping,
@@ -86,7 +87,6 @@ def read_table(
         limits=limits,
         storage_options=storage_options,
     )
-    spaces = spaces_of(mapping, spaces)
     return EpisodeReader.of(
         layout, found, details=own, spaces=spaces, cache=cache, normalise=normalise, **keywords
     )
@@ -165,6 +165,7 @@ def from_episodes(
     """
     Asked.of(keywords)  # Raises before anything is opened.
     details = details_of(mapping)
+    _check_no_cuts(mapping)
     found = list(episodes)
     if not found or not all(isinstance(episode, abc.Mapping) for episode in found):
         raise OptionError(f"found {excerpt(found)}, expected one dict of columns, or several")
@@ -196,6 +197,13 @@ def from_episodes(
         normalise=normalise,
         **keywords,
     )
+
+
+def _check_no_cuts(mapping: Mapping | None) -> None:
+    """Refuse fields that say where episodes begin: each dict is one."""
+    names = ("starts", "lengths", "ends", "per_row")
+    if given := [name for name in names if mapping is not None and getattr(mapping, name)]:
+        raise OptionError(f"{given[0]}= has no meaning here: each dict is an episode; leave it out")
 
 
 def _episode(

@@ -51,15 +51,30 @@ class Mapping:
             columns with one number a row, joined into one array; or a dict of these, a nested column.
         episode: The column, or columns, whose value changes where an episode begins; a tuple, () for None.
             Whole numbers become ``eps_id``; for others, it numbers the episodes.
+        starts: The flag that marks the first row of each episode, instead of ``episode``.
+        lengths: The array that has the number of rows of each episode, instead of ``episode``.
+        ends: The array that has, for each episode, the number of the row after its last, instead of
+            ``episode``. A 0 before, and the number of rows at the end, may be absent.
         terminated: The flag that marks the last row of a terminated episode; True: all terminated.
+            ``"not x"``: where x is 0, such as a mask of rows after which the episode goes on.
         truncated: The same for truncated episodes. None: complete episodes that are not terminated are
             truncated.
         next_obs: The columns of ``new_obs``, as in ``columns``; or ``"derive"``: from the next row of the
             episode. The last row of each episode then has ``new_obs_valid`` False.
+        codes: A column of the table -> its categories, which become 0, 1, 2, ...; None, or the name of the
+            column alone: its values, sorted. A dict of tuples.
         dtypes: rlio's column, or a part of one -> dtype, such as ``{"obs": "float32"}``.
         per_file: True: an episode ends with its file, and ids are unique only within a file; False: an
             episode may continue in the next file; None: not known.
+        per_row: Whether each row is an episode: its cells are lists with an item a step, or values for all.
+            ``lengths`` is then a column of the number of steps, without padding. If the lists of obs have one
+            item more than others, it is the final observation.
+        valid: With ``per_row``, a mask of the steps that are no padding, such as ``"not is_pad"``.
         final_row: Whether each episode has a further row, with its final observation only.
+        sort: The column, or columns, by which the rows of an episode are sorted, such as its times; a tuple.
+            The rows of an episode then need not be adjacent.
+        shifted: rlio's columns whose values are stored a row later, with the observation that followed, such
+            as ``("actions", "rewards")``; a tuple. The last row of each episode is then a final row.
         spaces: (observation space, action space) of the rows; None: not known.
 
     Raises:
@@ -69,12 +84,20 @@ class Mapping:
     columns: abc.Mapping[str, Spec]
     _: KW_ONLY
     episode: str | Sequence[str] | None = None
+    starts: str | None = None
+    lengths: str | None = None
+    ends: str | None = None
     terminated: str | bool | None = None
     truncated: str | bool | None = None
     next_obs: Spec | None = None
+    codes: str | Sequence[str] | abc.Mapping[str, Sequence[Any] | None] = field(default_factory=dict)
     dtypes: abc.Mapping[str, str] | None = field(default_factory=dict)
     per_file: bool | None = None
+    per_row: bool = False
+    valid: str | None = None
     final_row: bool = False
+    sort: str | Sequence[str] = ()
+    shifted: str | Sequence[str] = ()
     spaces: tuple[Any, Any] | None = None
 
     #: Columns that other fields stand for.
@@ -93,12 +116,17 @@ class Mapping:
         set_options(
             self,
             columns=self._checked_columns(),
-            episode=_checked_names(self.episode),
+            episode=_checked_names("episode", self.episode),
+            codes=_checked_codes(self.codes),
             dtypes=_checked_dtypes(self.dtypes),
             per_file=None if self.per_file is None else check_flag("per_file", self.per_file),
+            per_row=check_flag("per_row", self.per_row),
             final_row=check_flag("final_row", self.final_row),
+            sort=_checked_names("sort", self.sort),
+            shifted=_checked_names("shifted", self.shifted),
         )
         check_spaces(self.spaces)
+        self._check_cuts()
         for name in ("terminated", "truncated"):
             if not isinstance(getattr(self, name), str | bool | None):
                 raise OptionError(f"{name}={excerpt(getattr(self, name))}: expected a column, True or False")
@@ -115,11 +143,59 @@ class Mapping:
                 raise OptionError("columns= and next_obs= both name new_obs: leave out one of them")
         if self.next_obs == DERIVE and Columns.OBS not in tops:
             raise OptionError("next_obs='derive' needs columns={'obs': ...}")
+        self._check_shifted(tops)
         if self.final_row and self.next_obs != DERIVE:
             raise OptionError("final_row=True needs next_obs='derive', which takes new_obs from that row")
         known = (*tops, Columns.NEXT_OBS)
         if unknown := [name for name in self.dtypes or () if dotted(name).partition(".")[0] not in known]:
             raise OptionError(f"dtypes={excerpt(unknown)}: expected columns of rlio that are mapped")
+
+    def _check_cuts(self) -> None:
+        """Refuse fields that contradict each other in where episodes begin."""
+        for name in ("starts", "lengths", "ends", "valid"):
+            if not isinstance(value := getattr(self, name), str | None) or value == "":
+                raise OptionError(f"{name}={excerpt(value)}: expected the name of a column")
+        names = ("per_row", "starts", "ends") if self.per_row else ("episode", "starts", "lengths", "ends")
+        given = [name for name in names if getattr(self, name)]
+        if len(given) > 1:
+            shown = [f"{name}={excerpt(getattr(self, name))}" for name in given]
+            raise OptionError(f"{' and '.join(shown)} both say where episodes begin: leave one out")
+        if self.per_file is False and given and given[0] in ("per_row", "lengths", "ends"):
+            raise OptionError(
+                f"per_file=False and {given[0]}= contradict each other: no episode continues in the next "
+                "file; leave out per_file="
+            )
+        if self.sort and (given[:1] not in ([], ["episode"]) or not (given or self.per_file)):
+            by = f"sort={excerpt(self.sort)}"
+            if given:
+                raise OptionError(
+                    f"{by} and {given[0]}={excerpt(getattr(self, given[0]))} contradict each other: the "
+                    "latter says which rows are an episode by their order"
+                )
+            raise OptionError(f"{by} needs episode=, or per_file=True: it sorts the rows of each episode")
+        if self.valid and not self.per_row:
+            raise OptionError("valid= needs per_row=True: it marks the steps of a row that are no padding")
+        if self.valid and self.lengths:
+            raise OptionError("lengths= and valid= both say which steps are no padding: leave one out")
+
+    def _check_shifted(self, tops: abc.Mapping[str, Any]) -> None:
+        """Refuse shifted columns that cannot be; with them, the last row of an episode is a final row."""
+        if not self.shifted:
+            return
+        fixed = {Columns.OBS, Columns.NEXT_OBS, Columns.T}
+        if wrong := [name for name in self.shifted if name in fixed or name not in tops]:
+            hint = ""
+            if {"terminated", "truncated", *self.instead} & {*wrong}:
+                hint = "; a flag is not named here: that of the last row is the flag of the step before it"
+            raise OptionError(
+                f"shifted={excerpt(wrong)}: expected columns of rlio that are mapped, besides obs and t, "
+                f"such as ('actions', 'rewards'){hint}"
+            )
+        if self.next_obs != DERIVE:
+            raise OptionError(
+                "shifted= needs next_obs='derive': the last row of each episode has its final observation"
+            )
+        set_options(self, final_row=True)
 
     def _checked_columns(self) -> dict[str, Spec]:
         columns = self.columns
@@ -143,7 +219,8 @@ class Mapping:
         top, slash, part = name.partition("/")
         meant = MEANT.get(top.lower(), ())
         options = {self.instead[column] for column in meant if column in self.instead}
-        if options and not any(getattr(self, option) for option in options):
+        given = {"episode"} if self.starts or self.lengths or self.ends or self.per_row else set()
+        if options and not given & options and not any(getattr(self, option) for option in options):
             raise OptionError(
                 f"columns={{{name!r}: ...}}: expected a column of rlio: did you mean "
                 f"{' or '.join(sorted(f'{option}=' for option in options))}?"
@@ -171,12 +248,32 @@ def _check_spec(name: str, spec: object) -> None:
         )
 
 
-def _checked_names(episode: object) -> tuple[str, ...]:
-    if episode is None or isinstance(episode, str):
-        return () if episode is None else (episode,)
-    if not isinstance(episode, Sequence) or not all(isinstance(name, str) for name in episode):
-        raise OptionError(f"episode={excerpt(episode)}: expected the name of a column, or a list of names")
-    return tuple(episode)
+def _checked_names(option: str, names: object) -> tuple[str, ...]:
+    if names is None or isinstance(names, str):
+        return () if names is None else (names,)
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"{option}={excerpt(names)}: expected the name of a column, or a list of names")
+    return tuple(names)
+
+
+def _checked_codes(codes: object) -> dict[str, tuple[Any, ...] | None]:
+    if isinstance(codes, str) or (isinstance(codes, Sequence) and not isinstance(codes, bytes)):
+        codes = dict.fromkeys((codes,) if isinstance(codes, str) else codes)
+    if not isinstance(codes, abc.Mapping) or not all(isinstance(name, str) and name for name in codes):
+        raise OptionError(
+            f"codes={excerpt(codes)}: expected a dict of columns -> lists of categories, or names of columns"
+        )
+    found: dict[str, tuple[Any, ...] | None] = {}
+    for name, values in codes.items():
+        is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes) and len(values)
+        is_plain = is_list and all(type(one) in (str, int, bool) for one in values)
+        if values is not None and not (is_plain and len(set(values)) == len(values)):
+            raise OptionError(
+                f"codes={{{excerpt(name)}: {excerpt(values)}}}: expected a list of texts or whole numbers, "
+                "each once, or None"
+            )
+        found[name] = None if values is None else tuple(values)
+    return found
 
 
 def _checked_dtypes(dtypes: object) -> dict[str, str]:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.encoded_picture import CODECS, Codec, EncodedPicture, is_encoded
 from rlio.batch.ragged import Ragged, item_type
-from rlio.errors import CorruptData, SchemaError
+from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.schemas.dtypes import is_stored, stored_dtype
 
 __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable", "object_rows"]
@@ -247,6 +247,12 @@ class ColumnSpec:
         """Parse the written form, which may be hostile."""
         try:
             dtype, shape, kind = written["dtype"], tuple(written["shape"]), written["kind"]
+            if kind not in get_args(Kind):
+                raise CorruptData(
+                    f"found the unknown kind {excerpt(kind)} of a column: upgrade rlio",
+                    uri=uri,
+                    column=column,
+                )
             stack = FrameStack(**written["stack"]) if "stack" in written else None
             codec = written["picture"]["codec"] if "picture" in written else None
             items = written.get("items")

@@ -43,9 +43,12 @@ __all__ = [
     "unpadded",
 ]
 
-#: Characters of text, and bytes of pictures, in one row group. This limits its decoded size, because
-#: `Schema.group_rows` can only estimate how long texts will be.
+#: Characters of text in one row group. This limits its decoded size, because `Schema.group_rows` can only
+#: estimate how long texts will be.
 _GROUP_TEXT = 8 << 20
+
+#: So many bytes of a picture's file count as a character of text.
+_FILE_SHARE = 8
 
 #: Bytes of a column of texts in one row group as an array of NumPy, which pads each text to the longest.
 _GROUP_PADDED = 64 << 20
@@ -630,7 +633,12 @@ class Texts:
         if not found:
             return None
         lengths = {leaf.physical: _lengths(arrays[leaf.physical]) for leaf in found}
-        sizes = [lengths[leaf.physical] * (4 if leaf.column == Columns.EPS_ID else 1) for leaf in found]
+        sizes = [
+            lengths[leaf.physical] // _FILE_SHARE
+            if leaf.spec.kind == "picture"
+            else lengths[leaf.physical] * (4 if leaf.column == Columns.EPS_ID else 1)
+            for leaf in found
+        ]
         padding = {leaf.physical: size for leaf in found if (size := _padding(leaf.spec))}
         return cls(lengths, np.cumsum(np.sum(sizes, axis=0)), padding)
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.batch.encoded_picture import Codec, EncodedPicture
+from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
@@ -78,6 +78,8 @@ _RESERVED_ENDS = ("#older", ".list.element")
 
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
 _GROUP_BYTES = 8 << 20
+# The last row of a group stores its new_obs itself, so a group of few rows stores many pictures twice.
+_PICTURE_GROUP_BYTES = 32 << 20
 _MAX_GROUP_ROWS = 1 << 16
 _MAX_POLICY_CHARACTERS = 512
 
@@ -437,7 +439,8 @@ class Schema:
             for pid in sorted(named)
         }
         made = replace(self, policies=policies)
-        made = replace(made, group_rows=_rows_of(_GROUP_BYTES, made.folded_row_bytes))
+        size = _PICTURE_GROUP_BYTES if made.has_pictures else _GROUP_BYTES
+        made = replace(made, group_rows=_rows_of(size, made.folded_row_bytes))
         if is_written:
             made._check_limits()
         made._check_storable()
@@ -569,8 +572,14 @@ class Schema:
 
     @property
     def folded_row_bytes(self) -> int:
-        """Bytes of a row if each frame is kept once: one frame per stack."""
+        """Bytes of a row if each frame is kept once: one frame per stack, and one picture per row."""
         shared = [
+            new_obs.spec.row_bytes
+            for policy in list(self.policies.values())[: len(self.policies) == 1]
+            for _, new_obs in policy.linked
+            if new_obs.spec.kind == "picture"
+        ]
+        shared += [
             2 * self.columns[name].row_bytes - self.columns[name].row_bytes // stack.depth
             for name, (_, stack) in self.stacked.items()
         ]
@@ -730,7 +739,12 @@ def _leaves_of(
                 )
             as_obs = leaf_name(Columns.OBS, path) if column == Columns.NEXT_OBS else name
             array = _array(item, name)
-            if column == Columns.NEXT_OBS and array.dtype == object and missing is not None:
+            if (
+                missing is not None
+                and column == Columns.NEXT_OBS
+                and array.dtype == object
+                and not is_encoded(array)
+            ):
                 array = array[~missing]  # Rows that have none may hold anything.
             spec = ColumnSpec.of(array, column=name, codec=pictures.get(as_obs))
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):

@@ -50,6 +50,7 @@ OWNERS = ("allowance", "piece", "limits", "_handles", "Allowance(self._limits)",
 CHARGED_ELSEWHERE = {
     "formats/files/arrow_columns.py:_to_column": "no file has dictionaries: ArrowTable refuses them",
     "formats/files/arrow_columns.py:_shaped": "a part of a footer, which Limits.footer_bytes bounds",
+    "formats/files/arrow_columns.py:_without_nulls": "a copy of numbers, or of flags, that were read",
     "formats/files/arrow_columns.py:bytes_of_views": "a view of a buffer, to measure it",
     "formats/files/line_files.py:LineFile.open": "open_archive checked the zip file",
     "formats/files/packed.py:_decompress": "no more than the bytes that are left, which unpack charges",

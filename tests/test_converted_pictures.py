@@ -112,6 +112,23 @@ def test_a_conversion_and_its_proof_find_damaged_pictures(tmp_path: Path, data: 
         rlio.convert(tmp_path / "a", tmp_path / "c", to="lerobot")
 
 
+@pytest.mark.parametrize("codec", ["png", *further("jpeg")])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_file_of_the_source_is_not_copied(tmp_path: Path, codec: str, cut: bool) -> None:
+    """Files are copied and not decoded, so nothing but their own checksums tells."""
+    files = [picture.data for picture in encode_column(frames_of(5))] if codec == "png" else jpegs_of(5)
+    damaged = files[2][:-60] if cut or codec == "jpeg" else files[2][:70] + b"!!!" + files[2][73:]
+    image = {"observation": {"image": {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", "3"]}}}}
+    episodes = (files, [*files[:2], damaged, *files[3:]], files)
+    records = [example(an_episode(5, observation=each)) for each in episodes]
+    write_rlds(tmp_path / "a", *records, features=image)
+    with pytest.raises(CorruptData, match=f"picture 2 is not a {codec.upper()}") as raised:
+        rlio.convert(tmp_path / "a", tmp_path / "b")
+    assert raised.value.record == 1
+    report = rlio.convert(tmp_path / "a", tmp_path / "c", read_options={"on_error": "skip"})
+    assert report.episodes == 2
+
+
 def test_a_proof_finds_files_that_were_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_data(tmp_path / "a", encode_column(frames_of(9)))
 

@@ -493,7 +493,7 @@ def test_closing_closes_the_files(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", datasets(40))
     reader = D4RLReader(tmp_path)
     reader.sample()
-    ((file, stream, kept, _),) = reader.source._handles._open
+    ((file, stream, kept, *_),) = reader.source._handles._open
     assert kept
     reader.close()
     assert not file

@@ -1087,7 +1087,7 @@ def test_a_flag_of_first_rows_or_of_rows_that_go_on_is_refused_with_the_right_sp
     flag: str, option: str
 ) -> None:
     columns = {"obs": ["x"], "actions": "a", "rewards": "r"}
-    spelling = r"\.cumsum\(\)" if flag in OTHER_FLAGS[:3] else f"'{flag}'.*== 0"
+    spelling = f"starts='{flag}'" if flag in OTHER_FLAGS[:3] else f"terminated='not {flag}'"
     for more in ({"next_obs": "derive"}, {"next_obs": ["x2"]}, {}, {"episode": "ep"}, {"per_file": True}):
         fields = {**more, option: flag}
         with pytest.raises(SchemaError, match=spelling) as caught:
@@ -1195,7 +1195,7 @@ def test_a_row_that_is_a_whole_episode_is_refused_with_the_right_spelling(tmp_pa
             {"obs": {"one": "x", "two": "flat"}, "actions": "a", "rewards": "r"},
         ):
             for more in ({"per_file": True}, {"episode": "ep"}):
-                with pytest.raises(SchemaError, match=r"episode of 4 steps.*from_episodes"):
+                with pytest.raises(SchemaError, match=r"episode of 4 steps.*per_row=True"):
                     rlio.read(source, mapping=rlio.Mapping(columns, **more))
     # Pictures, and rewards of several objectives.
     few: dict[str, Any] = {"x": np.zeros((3, 4, 4)), "a": np.zeros(3), "r": np.zeros((3, 2)), "ep": [1, 1, 1]}

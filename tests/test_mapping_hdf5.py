@@ -106,6 +106,39 @@ def test_a_row_more_of_the_observations_is_the_final_one(tmp_path: Path) -> None
     check(rows(trajectories(tmp_path / "a.h5"), FINAL), final=True)
 
 
+def test_flat_hdf5_by_rlios_names_needs_no_mapping(tmp_path: Path) -> None:
+    episode, t = expected()
+    last = np.append(np.diff(episode) > 0, True)
+    columns = {
+        "obs/arm/joints": np.stack([100 * episode + t, t], 1), "obs/gripper": 100 * episode + t, "actions": t,
+        "new_obs/arm/joints": np.stack([100 * episode + t + 1, t], 1),
+        "new_obs/gripper": 100 * episode + t + 1,
+        "rewards": 1000.0 * episode + t, "eps_id": episode, "t": t,
+        "terminateds": last & (episode % 2 == 0), "truncateds": last & (episode % 2 == 1),
+    }  # fmt: skip
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, values in columns.items():
+            file[name] = values
+    with rlio.read(tmp_path / "a.h5", epochs=1) as reader:
+        check(concat_samples(list(reader)), final=True)
+
+
+def test_observations_of_one_row_more_in_each_episode_are_known_to_be_final(tmp_path: Path) -> None:
+    path = trajectories(tmp_path / "a.h5")
+    plain = rlio.Mapping(COLUMNS, episode="traj_*", terminated="end")
+    check(rows(path, plain), final=True)
+    with h5py.File(path, "a") as file:  # An episode of another kind would lose its last step.
+        del file["traj_7/actions"]
+        file["traj_7/actions"] = np.zeros(3)
+    with pytest.raises(SchemaError, match=r"different numbers of rows in 'traj_7'.*one more in obs"):
+        rows(path, plain)
+    for episode, steps in enumerate(LENGTHS):
+        with h5py.File(tmp_path / f"episode_{episode}.hdf5", "w") as file:
+            fill(file, episode, steps, final=True)
+    files = rlio.Mapping(COLUMNS, terminated="dones", per_file=True)
+    check(rows(tmp_path / "*.hdf5", files), final=True)
+
+
 def test_each_file_is_an_episode(tmp_path: Path) -> None:
     for episode, steps in enumerate(LENGTHS):
         with h5py.File(tmp_path / f"episode_{episode}.hdf5", "w") as file:
@@ -224,9 +257,9 @@ def test_a_wrong_mapping_shows_the_tree_of_names(
 
 def test_rows_that_do_not_fit_are_refused_by_their_numbers(tmp_path: Path) -> None:
     path = trajectories(tmp_path / "a.h5")
-    plain = rlio.Mapping(COLUMNS, episode="traj_*", terminated="end")
+    named = rlio.Mapping(COLUMNS, episode="traj_*", terminated="end", next_obs="obs")
     with pytest.raises(SchemaError, match=r"'actions': 3.*next_obs='derive' and final_row=True"):
-        rows(path, plain)
+        rows(path, named)
     with h5py.File(path, "a") as file:
         del file["traj_7/actions"]
         file["traj_7/actions"] = np.zeros(9)

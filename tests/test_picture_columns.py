@@ -231,6 +231,22 @@ def test_rows_by_number_decode_their_own_pictures_alone(
     assert len(decoded) == (9 if kind is rlio.ParquetWriter else 16)
 
 
+def test_a_store_in_memory_refuses_encoded_pictures_and_says_what_to_append() -> None:
+    batch = batch_of(encode_column(frames_of(9)))
+    store = rlio.ReplayStore(capacity=20)
+    with pytest.raises(SchemaError, match="decode_batch"):
+        store.append(batch)
+    store.append(picture_codecs.decode_batch(batch))
+    with pytest.raises(SchemaError, match="encoded pictures"):
+        store.append(batch)
+    store.close()
+
+
+def test_a_column_of_an_unknown_kind_is_refused_with_what_to_do() -> None:
+    with pytest.raises(CorruptData, match=r"unknown kind 'film'.*upgrade rlio"):
+        ColumnSpec.from_json({"dtype": "|u1", "shape": [9, 8], "kind": "film"}, column="x")
+
+
 def test_encoded_and_raw_frames_are_one_column_of_a_root(tmp_path: Path) -> None:
     frames = frames_of(9)
     for name, pictures in (("a", {"obs/camera": "png"}), ("b", None)):
@@ -339,12 +355,19 @@ def test_descriptions_of_pictures_that_are_illegal_are_refused(changed: dict[str
 
 def test_a_group_has_few_bytes_of_files_although_their_pictures_are_small() -> None:
     """Rows are counted by the size of their values, and files may be larger."""
-    files = object_column(EncodedPicture(os.urandom(1 << 20), "jpeg", SHAPE) for _ in range(12))
-    with rlio.ParquetWriter("memory://large-files") as writer:
-        writer.write(rlio.SampleBatch(obs=files, actions=np.arange(12)))
+    noise = os.urandom(8 << 20)
+    files = object_column(EncodedPicture(noise, "jpeg", SHAPE) for _ in range(20))
+    with rlio.ParquetWriter("memory://large-files", spool=None) as writer:
+        writer.write(rlio.SampleBatch(obs=files, actions=np.arange(20)))
     data = rlio.open_dataset("memory://large-files")
-    (segment,) = data.segments
-    assert max(data.open_shard(segment).rows) <= 8
+    assert max(max(data.open_shard(segment).rows) for segment in data.segments) <= 8
+
+
+@pytest.mark.parametrize(("height", "width", "rows"), [(480, 640, 32), (84, 84, 1024), (1080, 1920, 4)])
+def test_groups_have_enough_rows_to_store_few_pictures_twice(height: int, width: int, rows: int) -> None:
+    frames = np.zeros((2, height, width, 3), np.uint8)
+    schema = Schema.of(rlio.SampleBatch(obs=frames, new_obs=frames), pictures={"obs": "png"})
+    assert schema.group_rows == rows
 
 
 def _write_and_die(root: Path) -> None:
@@ -389,3 +412,19 @@ def test_a_schema_without_rows_of_pictures_is_that_of_frames() -> None:
     assert again.columns["obs"].numpy == np.uint8
     assert again.columns["obs"].shape == SHAPE
     assert again.row_bytes == frames[0].nbytes
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_first_row_whose_final_picture_is_missing_decides_the_kind(tmp_path: Path, encoded: bool) -> None:
+    frames = frames_of(9)
+    column = encode_column(frames) if encoded else frames
+    pictures: Any = None if encoded else {"obs/camera": "png"}
+    with rlio.ParquetWriter(tmp_path, pictures=pictures) as writer:
+        writer.write(batch_of(column[:2], valid=False, episode=1))
+        later = batch_of(column, valid=False)
+        later["eps_id"] = later["eps_id"] + 1
+        writer.write(later)
+    rows = all_rows(tmp_path)
+    assert np.array_equal(rows["obs"]["camera"], frames[[0, *range(8)]])
+    assert not rows["new_obs"]["camera"][[0, 8]].any()
+    assert stored_files(tmp_path, "_new_obs/camera") == []

@@ -1,10 +1,15 @@
 """Folders of other libraries as people have them: litter, glob characters in names, links, Git LFS."""
 
+import functools
+import hashlib
 import json
 import os
+import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import h5py
@@ -15,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rlio
-from rlio.errors import UnknownLayout, UnsafeData
+from rlio.errors import CorruptData, DataNotFound, UnknownLayout, UnsafeData
 from rlio.formats.format import formats
 
 GOLDEN = Path(__file__).with_name("golden") / "formats"
@@ -220,6 +225,80 @@ def test_links_within_a_root_are_followed(folders: dict[str, Path], kind: str, t
     assert _rows(root, kind) == expected
 
 
+def _in_hub(folder: Path, cache: Path, repository: str = "datasets--owner--name") -> Path:
+    """The folder as the hub's cache keeps it: a snapshot of links to files named by their content."""
+    root = cache / repository / "snapshots" / ("0123456789" * 4)
+    shutil.copytree(folder, root)
+    blobs = cache / repository / "blobs"
+    blobs.mkdir()
+    for path in [path for path in root.rglob("*") if path.is_file()]:
+        blob = blobs / hashlib.sha256(path.read_bytes()).hexdigest()
+        path.replace(blob)
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    return root
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(
+    folders: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    root = _in_hub(folders[kind], tmp_path / "hub")
+    expected = _rows(folders[kind], kind)
+    assert _rows(root, kind) == expected
+    if kind in ("npz", "csv", "parquet", "jsonl"):
+        assert _rows(f"{root}/*", kind) == expected
+        assert _rows(f"{root.parent}/*/*", kind) == expected
+        assert _rows(root.parent / root.name / ".." / root.name, kind) == expected
+
+
+def test_equal_files_of_the_hubs_cache_are_one_blob_and_two_files(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    twice = tmp_path / "twice"
+    shutil.copytree(folders["npz"], twice)
+    for path in list(twice.iterdir()):
+        shutil.copy(path, path.with_name(f"again-{path.name}"))
+    root = _in_hub(twice, tmp_path / "hub")
+    assert _rows(root, "npz") == 2 * _rows(folders["npz"], "npz")
+    assert _rows(f"{root}/*.npz", "npz") == 2 * _rows(folders["npz"], "npz")
+
+
+@pytest.mark.parametrize("kind", ["npz", "lerobot"])
+def test_other_links_out_of_a_snapshot_are_named_and_refused(
+    folders: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "hub" / "datasets--owner--name" / "blobs"
+    moved = {
+        "another repository": tmp_path / "hub" / "datasets--owner--other" / "blobs",
+        "below the blobs": blobs / "below",
+        "beside the blobs": blobs.with_name("refs"),
+        "through a link among the blobs": tmp_path / "elsewhere",
+    }
+    for where, folder in moved.items():
+        shutil.rmtree(tmp_path / "hub", ignore_errors=True)
+        root = _in_hub(folders[kind], tmp_path / "hub")
+        path = next(path for path in sorted(root.rglob("*"), reverse=True) if path.is_symlink())
+        folder.mkdir(parents=True, exist_ok=True)
+        blob = path.resolve()
+        target = Path(shutil.move(blob, folder / blob.name))
+        if where == "through a link among the blobs":
+            blob.symlink_to(target)
+        else:
+            path.unlink()
+            path.symlink_to(os.path.relpath(target, path.parent))
+        with pytest.raises(UnsafeData, match=r"symbolic link '.*' leads out of the folder"):
+            _rows(root, kind)
+
+
+def test_a_folder_of_blobs_that_is_a_link_itself_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    root = _in_hub(folders["npz"], tmp_path / "hub")
+    blobs = root.parents[1] / "blobs"
+    shutil.move(blobs, tmp_path / "private")
+    blobs.symlink_to(tmp_path / "private")
+    with pytest.raises(UnsafeData, match="leads out of the folder"):
+        _rows(root, "npz")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_links_out_of_a_root_are_named_and_refused(
@@ -365,12 +444,51 @@ def test_hdf5_of_an_unknown_layout_shows_the_tree_of_its_names(tmp_path: Path) -
         assert "rlio.from_arrays" in text
 
 
-def test_a_list_of_records_in_json_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def _spread(records: list[Any]) -> str:
+    """A list over several lines, one record a line."""
+    return "\n\n[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n"
+
+
+@pytest.mark.parametrize("mapping", [None, MAPPING], ids=["names", "mapping"])
+@pytest.mark.parametrize(
+    "text", [json.dumps, functools.partial(json.dumps, indent=2), _spread], ids=["line", "lines", "spread"]
+)
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_list_of_records_in_json_is_refused_with_the_way_out(
+    text: Callable[[Any], str], mapping: Any, mark: str, tmp_path: Path
+) -> None:
     records = [{"state": [1.0], "act": 0, "rew": 1.0, "traj": 0}] * 2
-    for indent, mapping in ((None, None), (None, MAPPING), (2, MAPPING)):
-        (tmp_path / "run.json").write_text(json.dumps(records, indent=indent))
+    (tmp_path / "run.json").write_text(mark + text(records), encoding="utf-8")
+    for on_error in ("raise", "skip"):
         with pytest.raises(UnknownLayout, match=r"list of records.*jq.*'obs': 'state'.*episode='traj'"):
-            _rows(tmp_path / "run.json", "", mapping=mapping, on_error="skip")
+            _rows(tmp_path / "run.json", "", mapping=mapping, on_error=on_error)
+
+
+def test_an_object_over_several_lines_of_json_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for value in ({"state": [[1.0]], "act": [0]}, {"episodes": [{"state": [[1.0]], "act": [0]}]}):
+        (tmp_path / "run.json").write_text(json.dumps(value, indent=1))
+        with pytest.raises(UnknownLayout, match=r"over several lines.*from_episodes.*'obs': 'state'"):
+            _rows(tmp_path / "run.json", "", mapping=None, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    "first", [b'{"type": "SampleBatch", "obs": [1.0,', b'["type": "SampleBatch", "t": [0]}', b"[1,"]
+)
+def test_a_damaged_line_of_a_file_of_records_is_no_list(first: bytes, tmp_path: Path) -> None:
+    line = (
+        b'{"type": "SampleBatch", "t": [0], "obs": [1.0], "actions": [0], "rewards": [1.0], "eps_id": [3]}\n'
+    )
+    texts = (
+        [line + first + b"\n" + line]
+        if first == b"[1,"
+        else [first + b"\n" + line, line + first + b"\n" + line]
+    )
+    for text in texts:
+        (tmp_path / "run.json").write_bytes(text)
+        with pytest.raises(CorruptData):
+            _rows(tmp_path / "run.json", "", mapping=None, on_error="raise")
+        assert _rows(tmp_path / "run.json", "", mapping=None, on_error="skip") == text.count(line)
 
 
 def test_a_lerobot_data_set_without_a_version_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -381,6 +499,69 @@ def test_a_lerobot_data_set_without_a_version_is_named(folders: dict[str, Path],
     path.write_text(json.dumps(about))
     with pytest.raises(UnknownLayout, match=r"codebase_version is missing.*v3\.0.*meta/info.json"):
         rlio.read(root, epochs=1)
+
+
+def _frames(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    episode = [0, 0, 0, 1, 1, 1]
+    frames = {
+        "observation.state": [[0.1, 0.2]] * 6,
+        "action": [[0.0]] * 6,
+        "episode_index": episode,
+        "frame_index": [0, 1, 2] * 2,
+    }
+    pq.write_table(pa.table({**frames, "timestamp": [0.0, 0.1, 0.2] * 2, "index": list(range(6))}), path)
+
+
+def _described_lerobot(root: Path, folder: str, about: dict[str, Any] | None) -> Path:
+    _frames(root / "data" / "train-00000-of-00001.parquet")
+    if about is not None:
+        (root / folder).mkdir()
+        (root / folder / "info.json").write_text(json.dumps(about))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("folder", "about", "found"),
+    [
+        ("meta_data", {"codebase_version": "v1.6", "fps": 10, "video": False}, "v1 have meta_data/info.json"),
+        ("meta_data", {"fps": 10, "video": False}, "v1 have meta_data/info.json"),
+        (
+            "meta",
+            {"codebase_version": "v1.6", "fps": 10, "features": {}, "total_episodes": 2},
+            "found version 'v1.6'",
+        ),
+        (
+            "meta",
+            {"codebase_version": "v4.0", "fps": 10, "features": {}, "total_episodes": 2},
+            "found version 'v4.0'",
+        ),
+        ("meta", {"fps": 10, "features": {}, "total_episodes": 2}, "codebase_version is missing"),
+        ("meta", None, "meta/info.json is not there"),
+    ],
+)
+def test_lerobot_of_an_unknown_version_says_what_is_missing_and_its_frames_are_a_table(
+    folder: str, about: dict[str, Any] | None, found: str, tmp_path: Path
+) -> None:
+    root = _described_lerobot(tmp_path / "data set", folder, about)
+    with pytest.raises((UnknownLayout, DataNotFound)) as caught:
+        rlio.read(root, epochs=1)
+    assert found in str(caught.value)
+    way = re.search(r"rlio\.read\('FOLDER(.*?)', mapping=(.*)\) \[in", str(caught.value))
+    assert way or found == "codebase_version is missing"
+    given = rlio.Mapping({"obs": "observation.state", "actions": "action"}, episode="episode_index")
+    if way:
+        assert eval(way[2], {"rlio": rlio}) == given
+        assert (
+            rlio.read(f"{root}{way[1]}", mapping=given, epochs=1, batch_size=9).sample()["eps_id"].tolist()
+            == [0] * 3 + [1] * 3
+        )
+    with pytest.raises(
+        DataNotFound, match=r"no file of a table in the folder itself, but 1 \.parquet below"
+    ) as caught:
+        rlio.read(root, mapping=given, epochs=1)
+    assert repr(f"{root}/**/*.parquet") in str(caught.value)
+    assert len(rlio.read(f"{root}/**/*.parquet", mapping=given, batch_size=9, epochs=1).sample()) == 6
 
 
 def test_an_unknown_kind_of_file_lists_the_kinds_that_are_read(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`rlio convert`: converts data of one format into another, and reports findings."""
 
-from __future__ import annotations
+# Without `from __future__ import annotations`, see `rlio.cli.data`.
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlio.cli.data import mapping_fields, mapping_of, named_value
+from rlio.cli.data import flag_of, named_value, takes_mapping
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, parse_storage_options
 from rlio.cli.tables import print_table, progress_bar
@@ -19,10 +19,12 @@ from rlio.support.options import refuse_unknown
 
 if TYPE_CHECKING:
     from rlio.conversion.report import ImportReport
+    from rlio.mapping import Mapping
 
 __all__ = ["convert"]
 
 
+@takes_mapping
 def convert(
     src: Annotated[str, typer.Argument(help="The data to read: a file, folder, glob or any fsspec URL.")],
     dst: Annotated[str, typer.Argument(help="The target: a folder, or a file for formats of one file.")],
@@ -52,27 +54,6 @@ def convert(
         list[str] | None,
         typer.Option(help="NAME=VALUE: an option of the reader, as JSON, such as max_episode_steps=1000."),
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--map", help="COLUMN=NAME[,NAME...]: the columns of SRC for it, such as obs=x,y; repeatable."
-        ),
-    ] = None,
-    episode: Annotated[str | None, typer.Option(help="Column of SRC with the id of the episode.")] = None,
-    terminated: Annotated[str | None, typer.Option(help="Column of SRC: the episode terminated.")] = None,
-    truncated: Annotated[str | None, typer.Option(help="Column of SRC: the episode was truncated.")] = None,
-    next_obs: Annotated[
-        str | None, typer.Option(help="Columns of SRC for new_obs, or derive: from the next row.")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="COLUMN=DTYPE, such as obs=float32; repeatable.")
-    ] = None,
-    per_file: Annotated[
-        bool | None, typer.Option("--per-file/--across-files", help="Whether episodes end with their file.")
-    ] = None,
-    final_row: Annotated[
-        bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
-    ] = False,
     isolated: Annotated[
         bool,
         typer.Option(
@@ -85,27 +66,18 @@ def convert(
             help="NAME=VALUE: a bound of --isolated: memory_bytes, processor_seconds, open_files; repeatable."
         ),
     ] = None,
+    mapping: "Mapping | None" = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     storage_options: StorageOptions = None,
     into_storage_options: IntoStorageOptions = None,
 ) -> None:
     """Convert data of any format that rlio reads, and report what looks wrong. Run again, it continues."""
     from rlio.conversion.convert import convert as run
+    from rlio.mapping import Mapping
 
-    columns = mapping_fields(
-        episode=episode,
-        terminated=terminated,
-        truncated=truncated,
-        next_obs=next_obs,
-        dtype=dtype,
-        per_file=per_file,
-        final_row=final_row,
-    )
-    mapping = mapping_of(column, columns)
     read_options = dict(map(named_value, read_option or ()))
-    if replaced := [name for name in read_options if name in columns]:
-        flag = {"dtypes": "dtype"}.get(replaced[0], replaced[0].replace("_", "-"))
-        raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag} instead")
+    if replaced := [field.name for field in fields(Mapping) if field.name in read_options]:
+        raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag_of(replaced[0])} instead")
     with ExitStack() as opened:
         report = run(
             src,
@@ -156,7 +128,7 @@ class _Bar:
         self._rows = rows
 
 
-def _print(report: ImportReport) -> None:
+def _print(report: "ImportReport") -> None:
     if rows := report.lines():
         print_table(
             "Found in the source", ("finding", "count", "columns", "first places", "what it is"), rows

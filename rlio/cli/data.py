@@ -21,15 +21,10 @@ if TYPE_CHECKING:
     from rlio.dataset.dataset import Dataset
     from rlio.mapping import Mapping
 
-__all__ = ["mapping_fields", "mapping_of", "named_value", "open_data", "reads_data"]
+__all__ = ["flag_of", "named_value", "open_data", "reads_data", "takes_mapping"]
 
 
-def open_data(
-    uri: Uri,
-    format: Annotated[str | None, typer.Option(help="Format of the files; default: recognised.")] = None,
-    format_option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE: an option of the format, as JSON; repeatable.")
-    ] = None,
+def mapping_of(
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,10 +32,23 @@ def open_data(
         ),
     ] = None,
     episode: Annotated[str | None, typer.Option(help="Column with the id of the episode.")] = None,
-    terminated: Annotated[str | None, typer.Option(help="Column: the episode terminated.")] = None,
+    starts: Annotated[
+        str | None, typer.Option(help="Column: the flag of the first row of each episode.")
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Array of the lengths of the episodes.")] = None,
+    ends: Annotated[
+        str | None, typer.Option(help="Array of the rows after the last one of each episode.")
+    ] = None,
+    terminated: Annotated[
+        str | None, typer.Option(help="Column: the episode terminated; 'not NAME': where it is 0.")
+    ] = None,
     truncated: Annotated[str | None, typer.Option(help="Column: the episode was truncated.")] = None,
     next_obs: Annotated[
         str | None, typer.Option(help="Columns for new_obs, or derive: from the next row.")
+    ] = None,
+    codes: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME[=CATEGORY,...]: a column of categories, which become 0, 1, ...; repeatable."),
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="COLUMN=DTYPE, such as obs=float32; repeatable.")
@@ -48,26 +56,94 @@ def open_data(
     per_file: Annotated[
         bool | None, typer.Option("--per-file/--across-files", help="Whether episodes end with their file.")
     ] = None,
+    per_row: Annotated[
+        bool, typer.Option("--per-row", help="Each row is an episode: its cells are lists, an item a step.")
+    ] = False,
+    valid: Annotated[
+        str | None, typer.Option(help="With --per-row: the mask of the steps that are no padding.")
+    ] = None,
     final_row: Annotated[
         bool, typer.Option("--final-row", help="Each episode has a further row with its final observation.")
     ] = False,
+    sort_rows: Annotated[
+        str | None, typer.Option(help="Columns by which the rows of an episode are sorted.")
+    ] = None,
+    shifted: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of rlio whose values are stored a row later, such as rewards; repeatable."),
+    ] = None,
+) -> "Mapping | None":
+    """The mapping that ``--map`` and the other options state; None: they state none.
+
+    Raises:
+        OptionError: There is another option, and no ``--map``; or one is illegal.
+    """
+    from rlio.mapping import Mapping
+
+    fields: dict[str, Any] = {
+        "episode": None if episode is None else _names(episode),
+        "starts": starts,
+        "lengths": lengths,
+        "ends": ends,
+        "terminated": terminated,
+        "truncated": truncated,
+        "next_obs": None if next_obs is None else _names(next_obs),
+        "codes": dict(map(_categories, codes or ())),
+        "dtypes": dict(map(_dtype, dtype or ())),
+        "per_file": per_file,
+        "per_row": per_row,
+        "valid": valid,
+        "final_row": final_row,
+        "sort": () if sort_rows is None else _names(sort_rows),
+        "shifted": shifted or (),
+    }
+    if column:
+        return Mapping(dict(map(_mapped, column)), **fields)
+    if given := [name for name, value in fields.items() if value not in (None, False, {}, ())]:
+        raise OptionError(f"--{flag_of(given[0])} needs --map COLUMN=NAME, such as --map obs=x,y")
+    return None
+
+
+def flag_of(field: str) -> str:
+    """The option for a field of `rlio.Mapping`, without the dashes."""
+    return {"columns": "map", "dtypes": "dtype", "sort": "sort-rows"}.get(field, field.replace("_", "-"))
+
+
+def takes_mapping(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `mapping_of`, in the place of its argument ``mapping``."""
+    given, own = inspect.signature(mapping_of).parameters, inspect.signature(command)
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        return command(mapping=mapping_of(**{name: values.pop(name) for name in given}), **values)
+
+    listed = [
+        option
+        for name, one in own.parameters.items()
+        for option in (given.values() if name == "mapping" else (one,))
+    ]
+    run.__signature__ = own.replace(parameters=listed)  # type: ignore[attr-defined]  # typer reads it.
+    hints = {**mapping_of.__annotations__, **command.__annotations__}
+    run.__annotations__ = {name: hint for name, hint in hints.items() if name not in ("mapping", "return")}
+    return run
+
+
+@takes_mapping
+def open_data(
+    uri: Uri,
+    format: Annotated[str | None, typer.Option(help="Format of the files; default: recognised.")] = None,
+    format_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE: an option of the format, as JSON; repeatable.")
+    ] = None,
+    mapping: "Mapping | None" = None,
     storage_options: StorageOptions = None,
 ) -> "Dataset":
     """Open the data that a command looks at, by `rlio.open_dataset`."""
     from rlio.dataset.opening import open_dataset
 
-    fields = mapping_fields(
-        episode=episode,
-        terminated=terminated,
-        truncated=truncated,
-        next_obs=next_obs,
-        dtype=dtype,
-        per_file=per_file,
-        final_row=final_row,
-    )
     return open_dataset(
         uri,
-        mapping=mapping_of(column, fields),
+        mapping=mapping,
         format=format,
         format_options=dict(map(named_value, format_option)) if format_option else None,
         storage_options=parse_storage_options(storage_options),
@@ -94,38 +170,6 @@ def reads_data(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def mapping_fields(
-    *,
-    episode: str | None,
-    next_obs: str | None,
-    dtype: list[str] | None,
-    **fields: Any,
-) -> dict[str, Any]:
-    """The fields of `rlio.Mapping` that options give, besides the columns."""
-    return {
-        "episode": None if episode is None else _names(episode),
-        "next_obs": None if next_obs is None else _names(next_obs),
-        "dtypes": dict(map(_dtype, dtype or ())),
-        **fields,
-    }
-
-
-def mapping_of(columns: list[str] | None, fields: dict[str, Any]) -> "Mapping | None":
-    """The mapping that ``--map`` and the other options state; None: they state none.
-
-    Raises:
-        OptionError: There is another option, and no ``--map``; or one is illegal.
-    """
-    from rlio.mapping import Mapping
-
-    if columns:
-        return Mapping(dict(map(_mapped, columns)), **fields)
-    if given := [name for name, value in fields.items() if value not in (None, False, {})]:
-        flag = {"dtypes": "dtype"}.get(given[0], given[0].replace("_", "-"))
-        raise OptionError(f"--{flag} needs --map COLUMN=NAME, such as --map obs=x,y")
-    return None
-
-
 def named_value(text: str) -> tuple[str, Any]:
     """NAME=VALUE: the name, and the value as JSON, or as a text.
 
@@ -146,6 +190,18 @@ def _mapped(text: str) -> tuple[str, str | list[str]]:
     if not name or not equals or not names:
         raise OptionError(f"{excerpt(text)}: expected COLUMN=NAME[,NAME...], such as obs=x,y")
     return name, _names(names)
+
+
+def _categories(text: str) -> tuple[str, list[str] | list[int] | None]:
+    """A column and its categories; None: those that it has."""
+    name, equals, listed = text.partition("=")
+    if not name or (equals and not listed):
+        raise OptionError(
+            f"{excerpt(text)}: expected NAME, or NAME=CATEGORY,CATEGORY, such as move=left,right"
+        )
+    values = listed.split(",")
+    is_whole = all(value.removeprefix("-").isdecimal() for value in values)
+    return name, None if not equals else list(map(int, values)) if is_whole else values
 
 
 def _dtype(text: str) -> tuple[str, str]:

@@ -245,6 +245,7 @@ class Format:
         within: Name of the format whose files these are, too; it is recognised by more than that one.
         root: If a folder is a data set: paths below it, of which each data set has one or more. (): each file
             is read by itself.
+        rootless: What the user can do with files of the format without a ``root``, as the end of a message.
         home: (environment variable, path in its stead) of the folder in which the library keeps data sets
             whose ids are paths below it; None: it has no such folder.
         remote: ``module:function`` that gives the URI of a data set in the library's remote store for an id;
@@ -265,6 +266,7 @@ class Format:
     holds: Holds = field(default_factory=Holds)
     within: str = ""
     root: tuple[str, ...] = ()
+    rootless: str = ""
     home: tuple[str, str] | None = None
     remote: str | None = None
     advice: str = ""

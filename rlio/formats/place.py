@@ -196,9 +196,10 @@ def _folder(
         return Place(storage.uri, storage)
     if (whole := _above(value, format, storage_options)) is not None:
         return whole
+    way = f"; {format.rootless}" if format.rootless and found is not None else ""
     raise DataNotFound(
         f"no data set of {format.title}: {' or '.join(format.root)} is not there; pass its root"
-        f"{storage.did_you_mean()}",
+        f"{storage.did_you_mean()}{way}",
         uri=storage.uri,
     )
 

@@ -62,6 +62,7 @@ _PLAIN: Final = frozenset(("bytes", "transpose", "crc32c", "delta", "shuffle"))
 _SHARDS: Final = "sharding_indexed"
 _DERIVED: Final = "next_obs='derive'"
 _BLOCK: Final = 1 << 20
+_SHOWN: Final = 20
 #: Names whose meaning the layout does not state: whether they end an episode, or follow a step.
 _DOUBTFUL: Final = frozenset(
     name
@@ -79,6 +80,7 @@ class ZarrTable(Table):
 
     Attributes:
         arrays: Name -> shape and dtype.
+        beside: Paths of other arrays, which have no value a step.
     """
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
@@ -96,6 +98,8 @@ class ZarrTable(Table):
             raise UnsafeData(f"more than {limits.columns} arrays: raise Limits.columns", uri=self.uri)
         looks = {name: self._guarded(partial(self._arrays.look, f"data/{name}")) for name in names}
         self.arrays: dict[str, _About] = {name: about for name, about in looks.items() if about is not None}
+        of_episodes = [f"meta/{name}" for name, is_folder in root.children("meta", most=_SHOWN) if is_folder]
+        self.beside: list[str] = [path for path in of_episodes if path != _ENDS]
         self.allowance = self._arrays.allowance
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
@@ -369,5 +373,5 @@ def _meaning(table: ZarrTable, observations: Collection[str] | None) -> tuple[Co
     columns: dict[str, Any] = {Columns.OBS: {name: name for name in parts}, Columns.ACTIONS: actions}
     if rewards is not None:
         columns[Columns.REWARDS] = rewards
-    left_out = sorted(table.arrays.keys() - {*parts, actions, rewards})
+    left_out = sorted(table.arrays.keys() - {*parts, actions, rewards}) + table.beside
     return ColumnMapping(columns, next_obs=DERIVE), left_out

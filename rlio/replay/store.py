@@ -491,8 +491,14 @@ class ReplayStore(Described):
     def _first_rows(self, batch: Batch, writer: str) -> StoreRows:
         """Make a ring for a first batch, whose columns all later batches must have, and add its rows."""
         try:
+            schema = Schema.of(batch)
+            if schema.has_pictures:
+                raise SchemaError(
+                    "found encoded pictures, and a store holds frames: append rlio.batch.picture_codecs."
+                    "decode_batch(batch)"
+                )
             rows = StoreRows(
-                Schema.of(batch).with_validity(),  # A later batch may bring the validity column.
+                schema.with_validity(),  # A later batch may bring the validity column.
                 capacity=self._capacity,
                 arrays=self._scratch or RamArrays(),
                 ring=True,

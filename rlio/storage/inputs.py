@@ -24,7 +24,7 @@ from rlio.limits import DEFAULT_LIMITS
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
 from rlio.storage.near import did_you_mean_path
-from rlio.storage.others import inside
+from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
 from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
@@ -261,8 +261,13 @@ def _local(place: Location, suffixes: tuple[str, ...], recursive: bool) -> list[
     names = [name for name in names if not os.path.isdir(name)]
     linked = [name for name in names if _is_linked(name, root)]
     if linked:
-        # Links and the file that they lead to are one file, whose own name it keeps.
-        reals = {inside(name, root): name for name in sorted(linked, reverse=True)}
+        reals: dict[str, str] = {}
+        # Links and the file that they lead to are one file, whose own name it keeps. Files of the hub's cache
+        # that are equal are one blob, but files of their own.
+        blobs = blobs_of(root)
+        for name in sorted(linked, reverse=True):
+            real = inside(name, root)
+            reals[name if os.path.dirname(real) == blobs else real] = name
         reals |= {os.path.realpath(name): name for name in set(names).difference(linked)}
         names = list(reals.values())
     return [InputFile(None, name, name, os.path.getsize(name)) for name in names if os.path.isfile(name)]

@@ -1,7 +1,12 @@
 """Folders of other libraries: what tools leave in them is not listed, and links within them are followed.
 
 A link that leads out of the folder is refused by name: a stranger's data set must not lead to the user's own
-files, and rows behind a link must not be left out silently either.
+files, and rows behind a link must not be left out silently either. One layout is known in which links lead
+out: the cache of the Hugging Face hub keeps the files of a repository in its folder ``blobs``, and each
+snapshot has links to them. These are followed, and no others. ::
+
+    datasets--owner--name/blobs/4f1c...                          the file
+    datasets--owner--name/snapshots/9e2b.../data/0.parquet  ->  ../../../blobs/4f1c...
 
 Not here: rlio's own data sets, in which no link is followed (`rlio.storage.local`).
 """
@@ -9,26 +14,47 @@ Not here: rlio's own data sets, in which no link is followed (`rlio.storage.loca
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Final
 
 from rlio.errors import UnsafeData, excerpt
 from rlio.storage.local import LocalFolder
 from rlio.storage.paths import Entry, is_litter
 
-__all__ = ["OthersFolder", "inside"]
+__all__ = ["OthersFolder", "blobs_of", "inside"]
+
+#: Folders of repositories in the cache of the Hugging Face hub.
+_REPOSITORY: Final = re.compile(r"(datasets|models|spaces)--.+")
+
+
+def blobs_of(root: str) -> str | None:
+    """The folder of blobs to which links may lead, if ``root`` is in a snapshot of the hub's cache; or None.
+
+    Args:
+        root: Absolute path of a folder.
+    """
+    above, name = os.path.split(os.path.realpath(root))
+    while name:
+        repository = os.path.basename(above)
+        if name == "snapshots" and _REPOSITORY.fullmatch(repository):
+            return os.path.join(above, "blobs")
+        above, name = os.path.split(above)
+    return None
 
 
 def inside(path: str, root: str) -> str:
     """The file or folder that ``path``, below the folder ``root``, leads to.
 
     Raises:
-        UnsafeData: It leads out of ``root``, or to nothing.
+        UnsafeData: It leads out of ``root``, and not to a file in its `blobs_of`; or to nothing.
     """
     real, bound = os.path.realpath(path), os.path.realpath(root)
     name = excerpt(os.path.relpath(path, root))
-    if real != bound and not real.startswith(os.path.join(bound, "")):
+    is_out = real != bound and not real.startswith(os.path.join(bound, ""))
+    if is_out and os.path.dirname(real) != blobs_of(bound):
         raise UnsafeData(
             f"the symbolic link {name} leads out of the folder, to {excerpt(real)}: if the file is yours, "
             "pass its own path, or copy the folder with cp -rL, which copies what links point to",
@@ -56,6 +82,8 @@ class OthersFolder(LocalFolder):
         self.bound: str = os.path.realpath(bound)
         # Opens what links lead to, without following any: none can be put there in the meantime.
         self._all = LocalFolder(self.bound, sync=False)
+        blobs = blobs_of(self.bound)
+        self._blobs = None if blobs is None else LocalFolder(blobs, sync=False)
 
     def real(self, path: str) -> str:
         """Where what is at ``path`` lies.
@@ -68,8 +96,10 @@ class OthersFolder(LocalFolder):
 
     @contextmanager
     def _open(self, path: str) -> Iterator[int]:
-        relative = os.path.relpath(self.real(path), self.bound).replace(os.sep, "/")
-        with self._all._open(relative) as fd:
+        real, folder = self.real(path), self._all
+        if self._blobs is not None and os.path.dirname(real) == self._blobs.root:
+            folder = self._blobs
+        with folder._open(os.path.relpath(real, folder.root).replace(os.sep, "/")) as fd:
             yield fd
 
     def exists(self, path: str) -> bool:

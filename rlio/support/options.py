@@ -88,7 +88,17 @@ _REPLACED: Final[Mapping[str, str]] = {
     "grow": "for each epoch, open a reader with at=rlio.open_dataset(root).snapshot() and epochs=1: "
     "docs/replay.md shows the loop",
     **dict.fromkeys(
-        ("episode", "terminated", "truncated", "next_obs", "dtypes", "per_file", "final_row"),
+        (
+            "episode",
+            "terminated",
+            "truncated",
+            "next_obs",
+            "dtypes",
+            "per_file",
+            "final_row",
+            "lengths",
+            "ends",
+        ),
         f"what the columns of a table mean is one option, {_MAPPING}",
     ),
 }

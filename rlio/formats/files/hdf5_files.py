@@ -110,12 +110,16 @@ class Hdf5Files:
 
     def member(self, number: int, path: str) -> Any:
         """A group or dataset that is stored in the file itself; None: there is none. "" is the file."""
-        found = self.file(number)
-        for name in path.split("/") if path else ():
-            if not self.is_group(found) or name not in found:
-                return None
-            found = self.child(found, name)
-        return found
+        opened = self._of(number)
+        if not path:
+            return opened.file
+        parent, _, name = path.rpartition("/")
+        if parent not in opened.parents:
+            group = self.member(number, parent)
+            opened.parents.clear()
+            opened.parents[parent] = group
+        group = opened.parents[parent]
+        return self.child(group, name) if self.is_group(group) and name in group else None
 
     def _of(self, number: int) -> _Opened:
         return self._open.get(number) or self._open.add(number, self._opened(number))
@@ -131,7 +135,7 @@ class Hdf5Files:
         except BaseException:
             stream.close()
             raise
-        return _Opened(file, stream, OrderedDict(), {})
+        return _Opened(file, stream, OrderedDict(), {}, {})
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
         """See `rlio.formats.files.inputs.guarded`; the call begins a piece of the allowance."""
@@ -276,6 +280,8 @@ class _Opened(NamedTuple):
     datasets: OrderedDict[str, tuple[Any, int]]
     #: What is in the groups that were read last, see `Hdf5Files.tree`.
     trees: dict[str, Any]
+    #: The group whose member was asked for last, by its path: the next one is often in it.
+    parents: dict[str, Any]
 
     def kept(self, path: str) -> Any:
         """A dataset that is open; None: it is not."""
@@ -295,6 +301,7 @@ class _Opened(NamedTuple):
 
     def close(self) -> None:
         self.datasets.clear()
+        self.parents.clear()
         try:
             self.file.close()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -14,7 +15,16 @@ from rlio.limits import Limits
 from rlio.storage import Storage
 from rlio.storage.pointers import refuse_pointer
 
-__all__ = ["NUMBERS", "OURS", "list_of_records", "parse_json", "read_object", "whole_number"]
+__all__ = [
+    "NUMBERS",
+    "OURS",
+    "first_keys",
+    "list_of_records",
+    "parse_json",
+    "read_object",
+    "spread_value",
+    "whole_number",
+]
 
 #: Names of the dtypes of numbers in descriptions, and names that mean a column of rlio.
 NUMBERS: Final = frozenset(
@@ -27,12 +37,46 @@ NUMBERS: Final = frozenset(
 OURS: Final = frozenset(value for name, value in vars(Columns).items() if name.isupper())
 
 
+_KEY: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
+
+
 def list_of_records(names: Collection[str]) -> UnknownLayout:
     """The error of a JSON file that is one list of objects with these names, where objects are expected."""
     return UnknownLayout(
         "found a list of records in one JSON value, expected one object a line: write them so (jq -c '.[]'), "
         f"or pass rlio.read(pandas.read_json(path), {suggested_mapping(names)})"
     )
+
+
+def spread_value(line: bytes, rest: bytes) -> UnknownLayout | None:
+    """The error of a JSON file that is one value over several lines, where each should be an object.
+
+    Args:
+        line: The first line, which is no object.
+        rest: The beginning of the lines after it.
+
+    Returns:
+        The error; None: the first line may be a damaged one of a file of objects.
+    """
+    text = line.strip()
+    if not text.endswith((b"{", b"[", b",")):
+        return None
+    if text.startswith(b"["):
+        return list_of_records(first_keys(line + rest))
+    # A line of RLlib, which may follow one that was cut off, begins with its brace.
+    if text.startswith(b"{") and rest[:1] in b' \t\n\r"':
+        return UnknownLayout(
+            "found one JSON value over several lines, expected one object a line: write it so (jq -c .), "
+            "or load it with json.load, and pass its episodes to rlio.from_episodes(episodes), or columns "
+            f"to rlio.from_arrays(columns, {suggested_mapping(first_keys(line + rest))})"
+        )
+    return None
+
+
+def first_keys(text: bytes) -> list[str]:
+    """The keys of the beginning of a JSON text, each once."""
+    found = (key.decode("utf-8", "replace") for key in _KEY.findall(text[:4096]))
+    return list(dict.fromkeys(found))
 
 
 def parse_json(text: bytes | str, what: str, *, uri: str, limits: Limits) -> Any:

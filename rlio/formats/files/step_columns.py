@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -23,11 +24,19 @@ _STEP_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 #: Parts of names by which `suggested_mapping` guesses; what it guesses is only shown.
 _HINTS: Final = (
     (Columns.OBS, ("obs", "state", "pixels", "image")),
-    (Columns.ACTIONS, ("act",)),
+    (Columns.ACTIONS, ("act", "acs")),
     (Columns.REWARDS, ("rew",)),
     (Columns.EPS_ID, ("episode", "traj", "eps", "ep_")),
     (Columns.TERMINATEDS, ("terminal", "terminated", "done", "end")),
 )
+#: Names that say where episodes end otherwise than by an id or a flag of last rows, and how they are passed.
+_OTHER_ENDS: Final = (
+    (re.compile(r"(^|_)(starts?|is_first|first|is_init)$"), "starts={!r}"),
+    (re.compile(r"^(traj[a-z]*|eps?|episode|path|seq)s?_?(len|lens|lengths?)$|^lengths$"), "lengths={!r}"),
+    (re.compile(r"(^|_)(ends|indices|splits|split_points)$"), "ends={!r}"),
+    (re.compile(r"^(masks?|not_dones?|non_?terminals?|discounts?|continues?)$"), "terminated='not {}'"),
+)
+_RETURN: Final = re.compile(r"(^|_)(returns?|rets?)$")
 
 
 def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str:
@@ -38,8 +47,19 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
     Example:
         >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
         "mapping=rlio.Mapping(columns={'obs': 'x_obs', 'actions': 'act', 'rewards': 'rew'}, episode='traj')"
+        >>> suggested_mapping(["obs", "acs", "rews", "ep_rets", "is_first"])
+        "mapping=rlio.Mapping(columns={'obs': 'obs', 'actions': 'acs', 'rewards': 'rews'}, starts='is_first')"
     """
-    left = [name for name in names if Columns.NEXT_OBS not in _MEANT.get(name, ()) and "next_" not in name]
+    other = [(name, way) for pattern, way in _OTHER_ENDS for name in names if pattern.search(name.lower())]
+    taken = {name for name, _ in other}
+    left = [
+        name
+        for name in names
+        if Columns.NEXT_OBS not in _MEANT.get(name, ())
+        and "next_" not in name
+        and name not in taken
+        and not _RETURN.search(name.lower())
+    ]
     found: dict[str, str] = {}
     for column, hints in _HINTS:
         meant = [name for name in left if name == column or column in _MEANT.get(name.lower(), ())]
@@ -49,10 +69,18 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
         found[column] = excerpt(meant[0], 60) if meant else "..."
     columns = ", ".join(f"{column!r}: {found[column]}" for column in _STEP_COLUMNS)
     end = found[Columns.TERMINATEDS]
-    if ends is None:
-        is_flag = found[Columns.EPS_ID] == "..." and end != "..."
-        ends = f"terminated={end}" if is_flag else f"episode={found[Columns.EPS_ID]}"
+    if ends is not None:
+        pass
+    elif found[Columns.EPS_ID] != "..." or (end == "..." and not other):
+        ends = f"episode={found[Columns.EPS_ID]}"
+    else:
+        is_flag = end != "..." and (not other or "not" in other[0][1])
+        ends = f"terminated={end}" if is_flag else _other_end(*other[0])
     return f"mapping=rlio.Mapping(columns={{{columns}}}, {ends})"
+
+
+def _other_end(name: str, way: str) -> str:
+    return way.format(excerpt(name, 60).strip("'") if "not" in way else name)
 
 
 def check_step_columns(names: Collection[str], *, uri: str | None = None) -> None:

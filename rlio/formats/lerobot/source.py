@@ -59,6 +59,12 @@ _NAMED: Final = (*_FLAGS, REWARD, FINAL_KNOWN)
 #: Features that every data set of LeRobot has.
 _INDICES: Final = ("timestamp", FRAME, EPISODE, INDEX, "task_index")
 
+#: The way out where the description of a data set is not read; the frames are rows of Parquet.
+AS_TABLE: Final = (
+    "read its frames as a table: rlio.read('FOLDER/data/**/*.parquet', mapping=rlio.Mapping(columns={'obs': "
+    "'observation.state', 'actions': 'action'}, episode='episode_index'))"
+)
+
 FORMAT = Format(
     name="lerobot",
     title="LeRobot",
@@ -95,6 +101,8 @@ FORMAT = Format(
         uniform="dtypes",
     ),
     root=("meta/info.json",),
+    rootless="data sets of LeRobot v1 have meta_data/info.json instead, and others are incomplete without "
+    f"it: convert v1 with LeRobot (docs/foreign.md), or {AS_TABLE}",
     home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
     advice="read it with rlio.read",
     about="Frames after the last action are usually absent. Ends are those of next.done in the last frame.",
@@ -151,7 +159,11 @@ class LeRobotSource:
                 uri=self._where,
             )
         if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
-            raise UnknownLayout(f"found version {excerpt(version)}, expected v2 or v3", uri=self._where)
+            raise UnknownLayout(
+                f"found version {excerpt(version)}, expected v2 or v3: convert the data set with LeRobot "
+                f"(docs/foreign.md), or {AS_TABLE}",
+                uri=self._where,
+            )
         self.version: str = version
         self._is_v3 = version.startswith("v3")
         self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}

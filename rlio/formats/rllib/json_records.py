@@ -10,6 +10,7 @@ import re
 import sys
 from array import array
 from bisect import bisect_right
+from codecs import BOM_UTF8
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
@@ -22,6 +23,7 @@ from rlio.batch.columns import Columns
 from rlio.catalog.names import HEADER, ShardName
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
 from rlio.formats.files.inputs import Failures, find_files, raise_at
+from rlio.formats.files.json_files import spread_value
 from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
 from rlio.formats.files.partitions import refuse_partitions
 from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
@@ -44,7 +46,8 @@ SUFFIXES: Final = (".json", ".jsonl", ".zip")
 _OPEN_FILES: Final = 4
 # A shuffled zip member up to this size is held inflated, because seeking back inflates it from the start.
 _HELD_BYTES: Final = 64 << 20
-
+# What is read of a file whose first line is no record, to see what it is.
+_LOOK_BYTES: Final = 1 << 12
 
 _STEP_NUMBERS: Final = tuple(name.encode() for name in STEP_NUMBERS)
 # A list of numbers, at least one, after the name of its column.
@@ -192,7 +195,21 @@ class JsonRecords:
             with damage_named("RLlib's JSON", uri=self.files[file].uri, record=line.number):
                 return decoder.decode(line.data, next_line)
         except (CorruptData, SchemaError, UnknownLayout) as error:
+            if type(error) is CorruptData and (other := self._spread_value(file, line)):
+                raise_at(other, uri=self.files[file].uri)
             raise_at(error, uri=self.files[file].uri, record=line.number)
+
+    def _spread_value(self, file: int, line: Line) -> UnknownLayout | None:
+        """The error of a file that is one JSON value over several lines, of which ``line`` is the first."""
+        try:
+            with self.files[file].open() as stream:
+                text = stream.read(line.end + _LOOK_BYTES) if line.start < _LOOK_BYTES else b""
+        except READ_ERRORS:
+            return None
+        before, rest = text[: line.start].removeprefix(BOM_UTF8), text[line.end :]
+        if before.strip() or not rest.strip():
+            return None
+        return spread_value(line.data or b"", rest)
 
     def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
         """URI and first readable record with rows of each file that has one."""

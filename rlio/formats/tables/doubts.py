@@ -22,8 +22,19 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.errors import SchemaError, excerpt
+from rlio.formats.files.value_arrays import flags_in
 
-__all__ = ["STEP_NAMES", "Restarts", "advice_of_flags", "check_flagged", "check_followed", "check_one_step"]
+__all__ = [
+    "STEP_NAMES",
+    "Restarts",
+    "advice_of_flags",
+    "check_first",
+    "check_flagged",
+    "check_followed",
+    "check_one_step",
+    "check_starts",
+    "mask_ends",
+]
 
 #: Names of columns that count the steps of an episode, in lower case.
 STEP_NAMES: Final = frozenset(
@@ -43,13 +54,59 @@ def advice_of_flags(names: Sequence[str], *, is_inverted: bool | None = None) ->
         is_inverted = _STARTS.search(name) is None
     if is_inverted:
         return (
-            f"if {shown} is 0 where an episode ends (a mask, a discount, not_done), add a column of ends, "
-            f"such as log['end'] = log[{shown}] == 0, and name it instead"
+            f"if {shown} is 0 where an episode ends (a mask, a discount, not_done), pass "
+            f"terminated={excerpt('not ' + name)}"
         )
     return (
-        f"if {shown} marks the first row of each episode, number the episodes, such as log['number'] = "
-        f"log[{shown}].cumsum(), and pass episode='number' without that flag"
+        f"if {shown} marks the first row of each episode, pass starts={shown} instead of that flag (and of "
+        "episode=)"
     )
+
+
+def check_first(is_start: np.bool_, is_forced: np.bool_, row: int, name: str) -> None:
+    """Refuse a flag of first rows that the first row, or that of a file that is episodes, does not have."""
+    if is_forced and not is_start:
+        raise SchemaError(
+            f"row {row} begins an episode, and {excerpt(name)} is not true there: expected a flag of the "
+            "first row of each episode; "
+            f"if it marks the last row, pass terminated={excerpt(name)} or truncated={excerpt(name)} "
+            "instead of starts=; if the first episode is not recorded from its beginning, leave out its rows",
+            column=name,
+        )
+
+
+def check_starts(episodes: int, rows: int, name: str) -> None:
+    """Refuse a flag of first rows that most rows have, but not all."""
+    if rows > episodes > max(2, rows // 2):
+        raise SchemaError(
+            f"{excerpt(name)} is true in {episodes} of {rows} rows: expected a flag of the first row of each "
+            f"episode; {advice_of_flags([name], is_inverted=True)} instead of starts=; if most episodes have "
+            "one row, name the column of ids in episode=",
+            column=name,
+        )
+
+
+def mask_ends(name: str, values: NDArray[Any], *, fills: bool) -> NDArray[np.bool_]:
+    """Where a mask is 0, which ends an episode; elsewhere it is above 0, and 1 at most, as discounts are.
+
+    Args:
+        name: The column.
+        values: One a row.
+        fills: Whether NaN is a row that has no mask.
+
+    Raises:
+        SchemaError: There are other values.
+    """
+    if values.dtype.kind != "f":
+        return ~np.array(flags_in(name, values), np.bool_)
+    wrong = ~((values >= 0) & (values <= 1) | (fills & np.isnan(values)))
+    if wrong.any():
+        raise SchemaError(
+            f"found {excerpt(values[wrong][:4].tolist())}, expected a mask or discount: 0 where an episode "
+            "ends, and above 0 up to 1 elsewhere",
+            column=name,
+        )
+    return np.array(values == 0, np.bool_)
 
 
 def check_flagged(flagged: NDArray[np.int64], rows: int, names: Sequence[str]) -> None:
@@ -189,7 +246,6 @@ def check_one_step(columns: Mapping[str, Any], *, has_flags: bool) -> None:
     shapes = {name: leaves(columns[name])[0][1].shape[1:] for name in (Columns.OBS, *names)}
     raise SchemaError(
         f"found rows of the shapes {excerpt(shapes)}: each seems to be an episode of {steps} steps, expected "
-        "one step a row; pass rlio.from_episodes a list of dicts of arrays, one an episode, such as "
-        "[{'obs': obs[i], 'actions': actions[i], 'rewards': rewards[i]} for i in range(len(obs))]",
+        "one step a row: pass per_row=True if each row is an episode",
         column=Columns.OBS,
     )

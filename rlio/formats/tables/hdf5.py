@@ -28,6 +28,7 @@ from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
 from rlio.formats.place import Place
+from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
@@ -40,7 +41,7 @@ FORMAT = Format(
     name="hdf5",
     title="HDF5",
     marks=Marks(endings=(".hdf5", ".h5"), by_ending=True),
-    source="rlio.formats.tables.hdf5:Hdf5Table",
+    source="rlio.formats.tables.hdf5:open_by_names",
     table="rlio.formats.tables.hdf5:Hdf5Table",
     advice="read it with rlio.read and a mapping (docs/mapping.md)",
     about="Datasets by rlio's names; or any by a mapping, also episodes that are groups (docs/mapping.md).",
@@ -75,19 +76,21 @@ class Hdf5Table(Table):
         #: Of each file: the groups of its episodes ("": the file itself), and the rows before each.
         self._groups: list[list[str]] = []
         self._starts: list[list[int]] = []
+        #: (number of a file, pattern) -> the groups that match.
+        self._matched: dict[tuple[int, str], list[str]] = {}
+        #: Whether a file is a table, and no episode.
+        self._is_flat = True
         #: How many rows less than the observations a column may have.
         self._lacks = 0
+        #: The columns of observations, if they have one row more than all others in each episode.
+        self._obs: list[str] = []
         #: Name of a column -> the datasets in it, see `Hdf5Files.tree`.
         self._trees: dict[str, Any] = {}
-        try:
-            self.names = self._guarded(0, lambda: self._datasets_below(self._handles.file(0)))
-        except BaseException:
-            self._handles.close()
-            raise
 
-    def _datasets_below(self, root: Any) -> list[str]:
-        paths = _paths_below(self._handles, root, self._limits)
-        return [path for path in paths if self._handles.is_dataset(self._handles.member(0, path))]
+    def name_datasets(self) -> None:
+        """State the datasets of the first file as the columns, for a mapping that their names imply."""
+        root = self._handles.file(0)
+        self.names = _paths_below(self._handles, root, self._limits, datasets_only=True)
 
     # ---- what is in the files ----
 
@@ -95,14 +98,31 @@ class Hdf5Table(Table):
         """Find the groups and rows of the episodes; see `Table`."""
         glob = self._glob(mapping)
         self.names, self.uneven = (), frozenset()
-        self._lacks = int(mapping.final_row and bool(glob or mapping.per_file))
+        self._is_flat = not (glob or mapping.per_file)
+        self._lacks = int(mapping.final_row and not self._is_flat)
         wanted = _names_in(mapping)
+        if not self._is_flat and not mapping.final_row and mapping.next_obs in (None, DERIVE):
+            self._obs = _names_in(mapping, of=Columns.OBS)
+            if self._guarded(0, lambda: self._is_longer(self._first(glob), wanted)):
+                mapping, self._lacks = replace(mapping, next_obs=DERIVE, final_row=True), 1
+            else:
+                self._obs = []
         for number in range(len(self.files)):
             self._guarded(number, partial(self._index, number, glob, wanted))
         if not glob:
             return mapping
         self.lengths: Sequence[int] | None = [b - a for rows in self._starts for a, b in pairwise(rows)]
         return replace(mapping, episode=None, per_file=None)
+
+    def _is_longer(self, group: str, wanted: Collection[str]) -> bool:
+        """Whether the observations of the first episode have one row more than its other columns."""
+        tops = {name: top for name in wanted if (top := self._top(0, group, name)) is not None}
+        rows: dict[bool, set[int]] = {True: set(), False: set()}
+        for name, top in tops.items():
+            leaves = _leaves(top, self._tree(0, group, top))
+            rows[name in self._obs] |= {len(self._dataset(0, group, leaf)) for leaf in leaves}
+        longer, shorter = rows[True], rows[False]
+        return len(longer) == len(shorter) == 1 and {count - 1 for count in longer} == shorter
 
     def _glob(self, mapping: ColumnMapping) -> str:
         """The pattern of the groups of episodes; "": ``episode`` names columns, or nothing."""
@@ -179,6 +199,10 @@ class Hdf5Table(Table):
             + titles_of_read(hdf5=True)
         )
 
+    def guarded(self, action: Callable[[], T]) -> T:
+        """Call ``action`` on the first file, see `Hdf5Files.guarded`."""
+        return self._guarded(0, action)
+
     def _guarded(self, number: int, action: Callable[[], T]) -> T:
         return self._handles.guarded(number, None, action)
 
@@ -208,6 +232,8 @@ class Hdf5Table(Table):
 
     def _matching(self, number: int, glob: str) -> list[str]:
         """The groups that match a pattern, ``demo_2`` before ``demo_10``."""
+        if (number, glob) in self._matched:
+            return self._matched[number, glob]
         found = [""]
         for part in glob.strip("/").split("/"):
             below = [
@@ -221,7 +247,8 @@ class Hdf5Table(Table):
             found = [path for path in below if self._handles.is_group(self._handles.member(number, path))]
         if not found:
             raise MissingColumn(f"episode={excerpt(glob)}: no group of the file matches", column=glob)
-        return sorted(found, key=natural_order)
+        self._matched[number, glob] = sorted(found, key=natural_order)
+        return self._matched[number, glob]
 
     def _top(self, number: int, group: str, name: str) -> str | None:
         """The column of a name, which may go on with dots; None: there is none."""
@@ -232,6 +259,7 @@ class Hdf5Table(Table):
     def _rows_of(self, number: int, group: str, wanted: Collection[str]) -> int:
         """The rows that the wanted columns have in a group."""
         counts: dict[str, int] = {}
+        longer: set[str] = set()
         for name in wanted:
             tree = self._tree(number, group, name)
             if self._trees.setdefault(name, tree) != tree:
@@ -242,26 +270,33 @@ class Hdf5Table(Table):
                 )
             for path in _leaves(name, tree):
                 counts[path] = len(self._dataset(number, group, path))
+                if any(name in (own, own.partition(".")[0]) for own in self._obs):
+                    longer.add(path)
         found = list(counts.values())
-        if not group and not self._lacks:  # A column of another length is refused where it is read.
+        if self._is_flat:  # A column of another length is refused where it is read.
             return max(found, key=lambda rows: (found.count(rows), rows), default=0)
         rows = max(found, default=0)
-        if min(found, default=0) < rows - self._lacks:
+        is_unlike = longer and any(count != rows - (path not in longer) for path, count in counts.items())
+        if min(found, default=0) < rows - self._lacks or is_unlike:
             last = "; if the longest have the observation after the last step, pass next_obs='derive' and "
             raise SchemaError(
                 f"found different numbers of rows in {excerpt(group or 'the file')}, {excerpt(counts)}: "
                 "expected one a step in each column"
+                + (", and one more in obs, as in the first episode" if longer else "")
                 + (f"{last}final_row=True" if not self._lacks and min(found) == rows - 1 else "")
             )
         return rows
 
     def _tree(self, number: int, group: str, name: str) -> Any:
         path = _join(group, name)
-        if self._handles.member(number, path) is None:
+        try:
+            return self._handles.tree(number, path)
+        except SchemaError as error:
+            if self._handles.member(number, path) is not None:
+                raise
             raise MissingColumn(
                 f"{excerpt(group)} has no {excerpt(name)}, which the first episode has", column=name
-            )
-        return self._handles.tree(number, path)
+            ) from error
 
     def _dataset(self, number: int, group: str, path: str) -> Any:
         dataset = self._handles.checked(number, _join(group, path))
@@ -317,9 +352,36 @@ class Hdf5Table(Table):
                 before[:] = 0
             yield found
 
+    def count(self, file: int, name: str) -> int:
+        """See `Table`."""
+        groups = self._groups[file]
+        is_array = groups == [""] and self._handles.is_dataset(self._handles.member(file, name))
+        return len(self._dataset(file, "", name)) if is_array and not self._lacks else self.rows[file]
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        if self._groups[file] != [""] or self._handles.member(file, name) is None:
+            return super().array(file, name)
+        return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
+
     def close(self) -> None:
         """Close all files."""
         self._handles.close()
+
+
+def open_by_names(place: Place, *, limits: Limits) -> MappedSource:
+    """The episodes of HDF5 whose datasets have rlio's names.
+
+    Raises:
+        UnknownLayout: They have others; the message shows them.
+    """
+    table = Hdf5Table(place, limits=limits)
+    try:
+        table.guarded(table.name_datasets)
+    except BaseException:
+        table.close()
+        raise
+    return by_own_names(table)
 
 
 def suggested_for(files: Hdf5Files, number: int) -> str:
@@ -347,13 +409,15 @@ def _numbered_groups(files: Hdf5Files, group: Any, path: str, levels: int) -> tu
     return next((found for found in below if found is not None), None) if levels > 1 else None
 
 
-def _paths_below(files: Hdf5Files, group: Any, limits: Limits) -> list[str]:
+def _paths_below(files: Hdf5Files, group: Any, limits: Limits, *, datasets_only: bool = False) -> list[str]:
     """Paths of the groups and datasets in a group: `Limits.columns` of them, the upper ones first."""
     found: list[str] = []
     pending = [("", group, 0)]
-    while pending and len(found) < limits.columns:
+    for _ in range(limits.columns):  # Groups may be in circles.
+        if not pending:
+            break
         path, item, depth = pending.pop(0)
-        if path:
+        if path and (files.is_dataset(item) or not datasets_only):
             found.append(path)
         if files.is_group(item) and depth < limits.nesting:
             names = [name for _, name in zip(range(limits.columns), item, strict=False)]
@@ -365,8 +429,8 @@ def _paths_below(files: Hdf5Files, group: Any, limits: Limits) -> list[str]:
     return found
 
 
-def _names_in(mapping: ColumnMapping) -> list[str]:
-    """The names of all columns that a mapping names."""
+def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
+    """The names of all columns that a mapping names; ``of``: for one column of rlio."""
 
     def names(spec: Any) -> Iterator[str]:
         if isinstance(spec, str):
@@ -375,8 +439,13 @@ def _names_in(mapping: ColumnMapping) -> list[str]:
             for part in spec.values() if isinstance(spec, Mapping) else spec:
                 yield from names(part)
 
+    if of:
+        specs = [spec for name, spec in mapping.columns.items() if name.partition("/")[0] == of]
+        return list(names(specs))
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
-    flags = [flag for flag in (mapping.terminated, mapping.truncated) if isinstance(flag, str)]
+    flags = [
+        flag for flag in (mapping.terminated, mapping.truncated, mapping.starts) if isinstance(flag, str)
+    ]
     return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import io
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from rlio.errors import UnsafeData
-from rlio.formats.files.json_files import list_of_records
+from rlio.formats.files.json_files import first_keys, list_of_records
 from rlio.formats.format import Format, Marks
 from rlio.formats.tables.text_table import TextTable
 
 FORMAT = Format(
     name="jsonl",
     title="JSON lines",
-    marks=Marks(endings=(".jsonl", ".ndjson", ".json")),
+    marks=Marks(endings=(".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")),
     table="rlio.formats.tables.jsonl:JsonlTable",
     advice="read it with rlio.read and a mapping (docs/mapping.md)",
     about="One object a step, by a mapping. Without one, rlio.JsonReader reads such files.",
@@ -37,11 +38,6 @@ _ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
 _CELLS_PER_BYTE: Final = 16
 
 
-def _first_keys(text: bytes) -> list[bytes]:
-    """The keys of the beginning of a text, each once."""
-    return list(dict.fromkeys(_KEY.findall(text[:4096])))
-
-
 class JsonlTable(TextTable):
     """Files of JSON lines; a `Table`."""
 
@@ -52,10 +48,11 @@ class JsonlTable(TextTable):
         import pyarrow as pa
         from pyarrow import json
 
+        text = text.removeprefix(BOM_UTF8)
         if names is None:
             # pyarrow would take one row of the wrong names from a list, or call it damage.
             if text.lstrip()[:1] == b"[":
-                raise list_of_records([key.decode("utf-8", "replace") for key in _first_keys(text)])
+                raise list_of_records(first_keys(text))
             self._check(text)
         explicit = None if schema is None else pa.schema([schema.field(name) for name in names or ()])
         return json.read_json(

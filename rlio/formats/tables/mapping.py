@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import concat_leaves, to_numpy, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
-from rlio.batch.other_names import did_you_mean
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -48,14 +47,23 @@ from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.sink import Origin
+from rlio.formats.tables.cuts import stated_lengths
+from rlio.formats.tables.described import describe, described_lists, hint_of, kind_of
 from rlio.formats.tables.doubts import (
     STEP_NAMES,
     Restarts,
     advice_of_flags,
+    check_first,
     check_flagged,
     check_followed,
     check_one_step,
+    check_starts,
+    mask_ends,
 )
+from rlio.formats.tables.episode_rows import EpisodeRows
+from rlio.formats.tables.final_rows import FinalRows
+from rlio.formats.tables.paths import paths_in, paths_of, resolved, walk
+from rlio.formats.tables.sorted_rows import SortedRows
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, dotted, nested
 from rlio.storage import InputFile
@@ -63,12 +71,25 @@ from rlio.storage import InputFile
 __all__ = ["MappedSource", "by_own_names", "own_map"]
 
 _SCAN_ROWS: Final = 65_536
-_SHOWN_COLUMNS: Final = 30
+_SHOWN_CODES: Final = 50
+#: A column of more values has no categories.
+_MOST_CODES: Final = 4096
 # Rows whose obs and new_obs are compared.
 _COMPARED_ROWS: Final = 4096
 _COMPARED_BYTES: Final = 16 << 20
 _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
+#: A flag that is true where a column is 0, and what may be another expression.
+_NOT: Final = re.compile(r"not\s+(\S.*)")
+_EXPRESSION: Final = re.compile(r"[~!=<>&|()*+-]|\b(not|and|or)\b")
 _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
+
+
+#: What may be meant by a flag in the middle of an episode, with ids and with rows that are episodes.
+_WAY_OF_FLAGS: Final = "leave out episode= if the flags alone say where episodes end"
+_WAY_OF_ROWS: Final = (
+    "if arrays have the shape (steps, environments, ...), or a row has several episodes, load the file, and "
+    "pass one long array a column to rlio.from_arrays, such as obs.swapaxes(0, 1).reshape(-1, *obs.shape[2:])"
+)
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,13 @@ class _OwnNames(Mapping):
 
     def _check_meant(self, name: str, tops: set[str]) -> None:
         """The file has these names: one that rlio does not know is a further column."""
+
+
+class _Flag(NamedTuple):
+    """A column of flags: its path, and whether a flag is where the column is 0."""
+
+    path: tuple[str, ...]
+    is_inverted: bool
 
 
 class MappedSource:
@@ -107,10 +135,23 @@ class MappedSource:
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
         self._table = table
+        #: Flags of which there is one an episode.
+        self._of_episodes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.notes: list[str] = []
+        #: Of columns of categories: the code of each.
+        self._codes: dict[tuple[str, ...], dict[Any, int]] = {}
         try:
             mapping = self._map = table.arranged(mapping)
             self._id_names = tuple(mapping.episode or ())
+            _settle_rows(table, mapping)
+            if mapping.per_row:
+                steps = EpisodeRows(table, mapping)
+                self._table, self._map = table, mapping = steps, steps.mapping()
+            elif (longer := FinalRows.of(table, mapping)) is not None:
+                self._table, self._map = table, mapping = longer, longer.mapping(mapping)
+            if mapping.sort:
+                self._table = table = SortedRows(table, mapping)
+                self.notes += _note_of_ties(table, mapping)
             self._file_starts = [0, *accumulate(table.rows)]
             self._rows = self._file_starts[-1]
             if not self._rows:
@@ -120,16 +161,16 @@ class MappedSource:
                 columns[Columns.NEXT_OBS] = mapping.next_obs
             self._specs = {name: self._resolved(spec, name) for name, spec in columns.items()}
             self._ids = [self._path(name, "episode") for name in self._id_names]
-            self._flags = [
-                self._path(flag, option) if isinstance(flag, str) else None
-                for flag, option in ((mapping.terminated, "terminated"), (mapping.truncated, "truncated"))
-            ]
+            self._flags = [self._flag_of(option) for option in ("terminated", "truncated")]
+            self._first = self._flag_of("starts")
             self._check_options()
+            self._codes = self._codes_of(mapping.codes)
+            self._check_cells()
             #: First row of each episode, and the number of rows.
             self._starts = [*self._find_starts(), self._rows]
             self._check_stored_ids()
-            steps = [stop - start for start, stop in pairwise(self._starts)]
-            self.lengths: Sequence[int] = [count - 1 for count in steps] if mapping.final_row else steps
+            counts = [stop - start for start, stop in pairwise(self._starts)]
+            self.lengths: Sequence[int] = [count - 1 for count in counts] if mapping.final_row else counts
             table.together = frozenset(path[0] for path in self._paths())
             self.row_bytes: int = self._try()
             self._check_doubts()
@@ -150,25 +191,38 @@ class MappedSource:
             raise error
         text = str(error).rpartition(" [")[0] if error.column or error.uri else str(error)
         raise type(error)(
-            f"{text}; {describe(self._table)}",
+            f"{text}; {describe(self._table.as_stored)}{self._suggested(error)}",
             uri=error.uri or self.uri,
             record=error.record,
             column=error.column,
         ) from error
 
+    def _suggested(self, error: RlioError) -> str:
+        """The mapping that the table may need, if one of its names is wrong, to be appended to a message."""
+        is_name = isinstance(error, (MissingColumn, OptionError))
+        return f"; it may need {self._table.as_stored.suggested()}" if is_name else ""
+
     def _path(self, name: object, option: str) -> tuple[str, ...]:
         """Top-level column, and the keys below it."""
-        if isinstance(name, str):
-            if name in self._table.names:
-                return (name,)
-            parts = name.split(".")
-            for end in range(len(parts) - 1, 0, -1):
-                if (top := ".".join(parts[:end])) in self._table.names:
-                    return (top, *parts[end:])
-            lacks = "only some of the files have" if name in self._table.uneven else "the table has no"
-            hint = did_you_mean(name, self._table.names)
-            raise MissingColumn(f"{option}: {lacks} column {excerpt(name)}{hint}", column=name)
-        raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
+        return resolved(self._table, name, option)
+
+    def _flag_of(self, option: str) -> _Flag | None:
+        """The column of flags that an option names; ``"not x"``: the flags are where x is 0."""
+        name = getattr(self._map, option)
+        if not isinstance(name, str):
+            return None
+        negated = None if name in self._table.names else _NOT.fullmatch(name)
+        text = name if negated is None else negated[1]
+        try:
+            return _Flag(self._path(text, option), is_inverted=negated is not None)
+        except MissingColumn as error:
+            if _EXPRESSION.search(text) is None:
+                raise
+            raise MissingColumn(
+                f"{str(error).rpartition(' [')[0]}; besides a column, 'not COLUMN' is the only expression: "
+                "compute any other, and add it to the table as a column",
+                column=name,
+            ) from error
 
     def _resolved(self, spec: Any, name: str) -> Any:
         """The spec with paths for names."""
@@ -180,27 +234,52 @@ class MappedSource:
 
     def _check_options(self) -> None:
         mapping, table = self._map, self._table
-        if not self._ids and not mapping.per_file and table.lengths is None:
+        is_known = (
+            self._ids or mapping.per_file or self._first or mapping.lengths or mapping.ends or mapping.per_row
+        )
+        if not is_known and table.lengths is None:
             if not any(self._flags):
                 raise OptionError(
                     "nothing shows where an episode ends: pass episode=, the column of its id; terminated= "
-                    "or truncated=, the flag of its last row; or per_file=True, if each file is an episode"
+                    "or truncated=, the flag of its last row; starts=, the flag of its first row; lengths= "
+                    "or ends=, an array of one number an episode; or per_file=True, if each file is an "
+                    "episode"
                 )
-            if mapping.final_row:
-                raise OptionError("final_row=True needs episode= or per_file=True: no flag marks that row")
+            if mapping.final_row and not mapping.shifted:
+                raise OptionError(
+                    "final_row=True needs episode=, starts=, lengths=, ends= or per_file=True: no flag marks "
+                    "that row"
+                )
         if self._ids and mapping.terminated is None and mapping.truncated is None:
             self.notes.append("No column states how episodes end: all ends are truncations.")
 
+    def _check_cells(self) -> None:
+        """Refuse rows of lists of different lengths, which are episodes, before their flags are looked at."""
+        first = Rows(0, 0, min(3, self._table.rows[0]))
+        try:  # All at once: a block of text is parsed as a whole.
+            self._table.read(first, {path[0] for path in self._paths()})
+        except SchemaError:
+            for name, spec in self._specs.items():
+                for path in paths_of(spec):
+                    if shown := described_lists(self._table, first, path[0]):
+                        raise SchemaError(
+                            f"found {shown} for {name}, expected one step a row: pass per_row=True if each "
+                            "row is an episode",
+                            column=path[0],
+                        ) from None
+
     def _paths(self) -> set[tuple[str, ...]]:
         """All that is read."""
-        mapped = {path for spec in self._specs.values() for path in _paths_of(spec)}
-        return mapped | {*self._ids, *(path for path in self._flags if path is not None)}
+        mapped = {path for spec in self._specs.values() for path in paths_of(spec)}
+        flags = {flag.path for flag in (*self._flags, self._first) if flag is not None}
+        return mapped | {*self._ids, *(flags - self._of_episodes.keys())}
 
     def _try(self) -> int:
         """Read the first rows, so that a wrong mapping is found at once; gives the bytes of a row."""
         rows = min(3, self._rows)
-        keep = ~np.isin(np.arange(rows), np.array(self._starts[1:]) - 1) if self._map.final_row else None
-        columns = {name: self._built(name, 0, rows, keep) for name in self._specs}
+        starts = np.array(self._starts)
+        first, last = (np.isin(np.arange(rows), ends) for ends in (starts[:-1], starts[1:] - 1))
+        columns = {name: self._built(name, 0, rows, self._keep(name, first, last)) for name in self._specs}
         now, after = (
             {path: leaf.shape[1:] for path, leaf in leaves(columns[name])} if name in columns else None
             for name in (Columns.OBS, Columns.NEXT_OBS)
@@ -238,12 +317,67 @@ class MappedSource:
                 except RlioError as error:
                     raise_at(error, uri=self._table.files[file].uri if self._table.files else self.uri)
             file += 1
-        return {path: _joined([_walk(part, path) for part in parts], path) for path in paths}
+        found = {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
+        for path in found.keys() & self._codes.keys():
+            found[path] = _coded(found[path], self._codes[path], path, fills=fills)
+        return found
+
+    def _codes_of(self, given: Any) -> dict[tuple[str, ...], dict[Any, int]]:
+        """The categories of columns, with their codes."""
+        found = {self._path(name, "codes"): values for name, values in given.items()}
+        if unused := [".".join(path) for path in found if path not in self._paths()]:
+            raise OptionError(
+                f"codes={excerpt(unused)}: expected columns of the table that the mapping names, such as "
+                "those in columns="
+            )
+        codes = {}
+        for path, values in found.items():
+            listed = self._categories(path) if values is None else values
+            codes[path] = {value: code for code, value in enumerate(listed)}
+            shown = ", ".join(f"{code} = {value!r}" for code, value in enumerate(listed[:_SHOWN_CODES]))
+            more = f", and {len(listed) - _SHOWN_CODES} more" if len(listed) > _SHOWN_CODES else ""
+            self.notes.append(f"Codes of {'.'.join(path)}: {shown}{more}.")
+        return codes
+
+    def _categories(self, path: tuple[str, ...]) -> list[Any]:
+        """The values of a column of categories, sorted."""
+        name, values = ".".join(path), set[Any]()
+        for start, stop in _stretches(self._file_starts):
+            column = self._read(start, stop, [path], fills=self._map.final_row)[path]
+            if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "OUiub":
+                raise SchemaError(
+                    f"codes: found {kind_of(column)}, expected texts or whole numbers", column=name
+                )
+            values.update(column.tolist())
+            if len(values) > _MOST_CODES:
+                raise SchemaError(f"codes: found more than {_MOST_CODES} categories", column=name)
+        values -= {None, ""}  # A row that needs a value is refused when it is read.
+        if len({type(value) for value in values} - {bool}) > 1 or any(
+            not isinstance(v, str | int) for v in values
+        ):
+            raise SchemaError(
+                "codes: found values of several types, expected texts or whole numbers", column=name
+            )
+        return sorted(values)
+
+    def _keep(self, name: str, first: NDArray[np.bool_], last: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Which rows have the values of a column; None: all. ``first``, ``last``: those rows of episodes.
+
+        A final row has an observation only::
+
+            row                   0    1    2 = last
+            obs                   o0   o1   o2
+            actions               a0   a1   -          keep: not the last
+            actions, if shifted   -    a0   a1         keep: not the first
+        """
+        if not self._map.final_row or name == Columns.OBS:
+            return None
+        return ~first if name in self._map.shifted else ~last
 
     def _built(self, name: str, start: int, stop: int, keep: NDArray[np.bool_] | None = None) -> Any:
-        """A column of rlio."""
+        """A column of rlio. ``keep``: which of the rows; None: all."""
         spec = self._specs[name]
-        found = self._read(start, stop, list(_paths_of(spec)), keep=None if name == Columns.OBS else keep)
+        found = self._read(start, stop, list(paths_of(spec)), keep=keep)
         return self._made(spec, found, name)
 
     def _made(self, spec: Any, found: abc.Mapping[tuple[str, ...], Any], name: str) -> Any:
@@ -288,21 +422,27 @@ class MappedSource:
 
     def _find_starts(self) -> list[int]:
         """First row of each episode."""
-        table, mapping, ids = self._table, self._map, self._ids
-        own_lengths = table.lengths is not None and not ids and mapping.per_file is None
+        mapping, ids = self._map, self._ids
+        stated = stated_lengths(self._table, mapping)
         #: Rows at which an episode begins, independent of the columns.
-        forced = list(accumulate(table.lengths or ())) if own_lengths else []
+        forced = list(accumulate(stated or ()))
         forced += self._file_starts if mapping.per_file else []
         begin_rows = np.unique(np.array([0, *forced], np.int64))
         self._numbers_ids = not ids
+        if stated is not None:
+            self._take_flags_of_episodes(stated)
         #: Whether the last episode is known to be complete.
         self._is_closed = bool(ids or forced)
-        if not ids and not any(self._flags):
+        if not (ids or self._first or self._flags_of_rows()):
             return [int(row) for row in begin_rows if row < self._rows]
-        cuts = not (ids or own_lengths or mapping.final_row)
+        # A final row has no flag, unless all that belongs to a step is a row later.
+        has_no_flag = mapping.final_row and not mapping.shifted
+        cuts = not (ids or stated is not None or self._first or has_no_flag)
         starts, flagged = self._scan(begin_rows, cuts=cuts)
         if cuts and not isinstance(mapping, _OwnNames):
             check_flagged(flagged, self._rows, self._flag_names())
+        if self._first is not None:
+            check_starts(len(starts), self._rows, ".".join(self._first.path))
         if not self._is_closed:
             self._is_closed = bool(len(flagged)) and int(flagged[-1]) == self._rows - 1
         # No flag in the middle of an episode.
@@ -311,35 +451,62 @@ class MappedSource:
         if wrong.any():
             raise SchemaError(
                 f"row {int(flagged[wrong.argmax()])} ends an episode, and more rows of it follow: expected "
-                "a flag on the last row of each; leave out episode= if the flags alone say where episodes "
-                f"end; {advice_of_flags(self._flag_names())}"
+                f"a flag on the last row of each; {_WAY_OF_ROWS if mapping.per_row else _WAY_OF_FLAGS}; "
+                f"{advice_of_flags(self._flag_names())}"
             )
         if ids and self._numbers_ids:
             names = ", ".join(self._id_names)
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
         return [int(row) for row in starts]
 
+    def _take_flags_of_episodes(self, lengths: Sequence[int]) -> None:
+        """Take in flags of which an array has one an episode, not one a row."""
+        table, counts = self._table, [*accumulate(lengths, initial=0)]
+        # Episodes of each file, and which of all have rows.
+        of_files = np.diff(np.searchsorted(counts, self._file_starts, side="left"))
+        has_rows = np.array(lengths, np.int64) > 0
+        for flag in self._flags:
+            if flag is None or all(
+                table.count(file, flag.path[0]) == rows for file, rows in enumerate(table.rows)
+            ):
+                continue
+            found = [table.array(file, flag.path[0]) for file in range(len(table.rows))]
+            if [len(one) for one in found] != of_files.tolist():
+                raise SchemaError(
+                    f"found {sum(map(len, found))} flags of {len(lengths)} episodes, expected one a row, or "
+                    "one an episode",
+                    column=flag.path[0],
+                )
+            flags = _flag(np.concatenate(found), flag, fills=False)
+            self._of_episodes[flag.path] = flags[has_rows]
+
+    def _flags_of_rows(self) -> list[_Flag]:
+        """The flags that have a value a row."""
+        return [flag for flag in self._flags if flag is not None and flag.path not in self._of_episodes]
+
     def _scan(
         self, begin_rows: NDArray[np.int64], *, cuts: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First rows of episodes, and rows with a flag. ``cuts``: whether a flag ends an episode."""
-        flags = [path for path in self._flags if path is not None]
+        flags, firsts = self._flags_of_rows(), [] if self._first is None else [self._first]
         starts, flagged = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         seen: set[tuple[Any, ...]] = set()
         before: tuple[Any, ...] = ()
         ended = True  # The row before is the last of its episode.
         for start, stop in _stretches(self._file_starts):
-            columns = self._read(start, stop, [*self._ids, *flags], fills=self._map.final_row)
-            ids = [self._id_column(columns[path], path) for path in self._ids]
-            end = np.zeros(stop - start, np.bool_)
-            for path in flags:
-                end |= _flag(columns[path], path, fills=self._map.final_row)
+            found, marks = self._read_flags(start, stop, [*flags, *firsts], self._ids)
+            ids = [self._id_column(found[path], path) for path in self._ids]
+            end = np.logical_or.reduce([np.zeros(stop - start, np.bool_), *marks[: len(flags)]])
             new = np.zeros(stop - start, np.bool_)
             for values in ids:
                 new[1:] |= values[1:] != values[:-1]
             low, high = np.searchsorted(begin_rows, (start, stop))
             new[begin_rows[low:high] - start] = True
-            new[0] |= before != tuple(values.item(0) for values in ids)
+            if firsts:
+                check_first(marks[-1][0], new[0], start, ".".join(firsts[0].path))
+                new |= marks[-1]
+            else:
+                new[0] |= before != tuple(values.item(0) for values in ids)
             if cuts:
                 new[1:] |= end[:-1]
                 new[0] |= ended
@@ -360,17 +527,31 @@ class MappedSource:
             before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
         return np.concatenate(starts), np.concatenate(flagged)
 
+    def _read_flags(
+        self, start: int, stop: int, flags: Sequence[_Flag], others: Sequence[tuple[str, ...]] = ()
+    ) -> tuple[dict[tuple[str, ...], Any], list[NDArray[np.bool_]]]:
+        """Other columns of a stretch of rows, and flags."""
+        fills = self._map.final_row
+        # A mask that is missing in a final row must not become 0, which is an end.
+        strict = [flag.path for flag in flags if flag.is_inverted]
+        loose = [*others, *(flag.path for flag in flags if not flag.is_inverted)]
+        found = self._read(start, stop, loose, fills=fills) if loose else {}
+        if strict:
+            found |= self._read(start, stop, strict)
+        return found, [_flag(found[flag.path], flag, fills=fills) for flag in flags]
+
     def _flag_names(self) -> list[str]:
-        return [".".join(path) for path in self._flags if path is not None]
+        return [".".join(flag.path) for flag in self._flags if flag is not None]
 
     def _check_doubts(self) -> None:
         """Refuse what says that the mapping means something else than the table."""
-        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and any(self._flags):
-            self._check_next_obs()
+        names = self._flag_names() if self._first is None else [".".join(self._first.path)]
+        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and names:
+            self._check_next_obs(names)
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
-    def _check_next_obs(self) -> None:
+    def _check_next_obs(self, names: Sequence[str]) -> None:
         """Compare the obs of some rows, from the first end on, with the new_obs of the rows before."""
         ends = np.array(self._starts[1:], np.int64) - 1
         start = int(ends[0])
@@ -383,19 +564,19 @@ class MappedSource:
             now,
             after,
             np.isin(np.arange(start, stop), ends),
-            self._flag_names(),
-            cuts=not self._ids and self._table.lengths is None,
+            names,
+            cuts=not self._ids and self._table.lengths is None and not self._map.lengths,
             row=start,
         )
 
     def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
         """Columns that count steps, and whether they are mapped."""
-        mapped = {path: name for name, spec in self._specs.items() for path in _paths_of(spec)}
+        mapped = {path: name for name, spec in self._specs.items() for path in paths_of(spec)}
         for path, name in mapped.items():
             if name == Columns.T or {name.lower(), path[-1].lower()} <= STEP_NAMES:
                 yield path, True
         for name in self._table.names:
-            if name.lower() in STEP_NAMES and (name,) not in {*mapped, *self._ids, *self._flags}:
+            if name.lower() in STEP_NAMES and (name,) not in self._paths():
                 yield (name,), False
 
     def _check_restarts(self, path: tuple[str, ...], *, is_needed: bool) -> None:
@@ -482,6 +663,10 @@ class MappedSource:
                     is_plain = leaf.dtype != object
                     data = np.ascontiguousarray(leaf).tobytes() if is_plain else repr(leaf.tolist()).encode()
                     crc = zlib.crc32(data, crc)
+        mapping = self._map
+        if mapping.lengths or mapping.ends or mapping.valid:  # Arrays beside the rows.
+            for beside in (np.array(self._starts, np.int64), *self._of_episodes.values()):
+                crc = zlib.crc32(beside.tobytes(), crc)
         uri = f"{self.uri} of {self._rows} rows with the checksum {crc:08x}"
         return InputFile(None, "", uri, self._rows * self.row_bytes)
 
@@ -509,6 +694,8 @@ class MappedSource:
         mapping = self._map
         last = np.zeros(end - start, np.bool_)
         last[bounds[1:][is_whole] - start - 1] = True
+        first = np.zeros(end - start, np.bool_)
+        first[cut[:-1][np.diff(cut) > 0] - start] = True
         keep = ~last if mapping.final_row else None
 
         def is_wanted(*names: str) -> bool:
@@ -519,7 +706,9 @@ class MappedSource:
         for name in self._specs:
             also = (Columns.NEXT_OBS, Columns.NEXT_OBS_VALID) if name == Columns.OBS and derives else ()
             if is_wanted(name, *also):
-                found[name] = self._built(name, start, end, keep)
+                found[name] = self._built(name, start, end, self._keep(name, first, last))
+                if name in mapping.shifted and not is_whole.all():  # A part; its last row is cut off.
+                    found[name] = map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), found[name])
         if derives and is_wanted(Columns.NEXT_OBS, Columns.NEXT_OBS_VALID):
             found[Columns.NEXT_OBS] = map_structure(lambda leaf: _shifted(leaf, last), found[Columns.OBS])
             if not mapping.final_row:
@@ -528,7 +717,7 @@ class MappedSource:
             for name in found.keys() & {Columns.OBS, Columns.NEXT_OBS}:
                 found[name] = map_structure(lambda leaf: leaf[keep], found[name])
         is_complete = self._is_closed or episodes.stop < len(self.lengths)
-        found |= self._ends_of(start, end, last, is_complete=is_complete)
+        found |= self._ends_of(episodes, start, end, last, is_whole, is_complete=is_complete)
         steps = np.diff(cut) - is_whole.astype(np.int64) * mapping.final_row
         starts = np.cumsum(steps) - steps
         if not self._numbers_ids:
@@ -556,14 +745,23 @@ class MappedSource:
             )
 
     def _ends_of(
-        self, start: int, end: int, last: NDArray[np.bool_], *, is_complete: bool
+        self,
+        episodes: range,
+        start: int,
+        end: int,
+        last: NDArray[np.bool_],
+        is_whole: NDArray[np.bool_],
+        *,
+        is_complete: bool,
     ) -> dict[str, NDArray[np.bool_]]:
+        """The flags of rows. ``last`` marks the last ones of those ``episodes`` that are ``is_whole``."""
         found = []
-        for option, path in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
+        for option, flag in zip((self._map.terminated, self._map.truncated), self._flags, strict=True):
             flags = last.copy() if option is True else np.zeros(len(last), np.bool_)
-            if path is not None:
-                fills = self._map.final_row
-                flags = _flag(self._read(start, end, [path], fills=fills)[path], path, fills=fills)
+            if flag is not None and flag.path in self._of_episodes:
+                flags[last] = self._of_episodes[flag.path][episodes.start : episodes.stop][is_whole]
+            elif flag is not None:
+                flags = self._read_flags(start, end, [flag])[1][0]
             found.append(flags)
         ends = last.copy()
         if not is_complete:
@@ -583,30 +781,31 @@ class MappedSource:
         self._table.close()
 
 
+def _settle_rows(table: Table, mapping: Mapping) -> None:
+    """State the rows that most mapped columns have: arrays with a value an episode may be more than those."""
+    names = {path[0] for top in nested(mapping.columns) for path in paths_in(table, mapping.columns, of=top)}
+    rows = []
+    for file in range(len(table.rows)):
+        counts = [table.count(file, name) for name in names]
+        rows.append(max(counts, key=lambda count: (counts.count(count), count)))
+    table.rows = rows
+
+
+def _note_of_ties(table: SortedRows, mapping: Mapping) -> list[str]:
+    if not table.ties:
+        return []
+    names = ", ".join(mapping.sort)
+    return [
+        f"{table.ties} rows have the same {names} as another row of their episode: they keep the order of "
+        "the table. A further column in sort= would part them."
+    ]
+
+
 def _stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Stretches of rows, none over two files."""
     for base, end in pairwise(starts):
         for start in range(base, end, _SCAN_ROWS):
             yield start, min(start + _SCAN_ROWS, end)
-
-
-def _walk(columns: abc.Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """What is at a path of nested columns."""
-    value = columns[path[0]]
-    for key in path[1:]:
-        if (
-            isinstance(value, np.ndarray)
-            and value.dtype == object
-            and all(isinstance(v, dict) for v in value)
-        ):
-            value = np.array([row.get(key) for row in value])
-        elif isinstance(value, dict) and key in value:
-            value = value[key]
-        else:
-            raise MissingColumn(
-                f"the column {excerpt(path[0])} has no part {excerpt(key)}", column=".".join(path)
-            )
-    return value
 
 
 def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
@@ -620,33 +819,41 @@ def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
         raise SchemaError(f"the files differ: {error}", column=".".join(path)) from error
 
 
-def _paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
-    if isinstance(spec, tuple):
-        yield spec
-    else:
-        for part in spec.values() if isinstance(spec, dict) else spec:
-            yield from _paths_of(part)
-
-
 def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
     name = ".".join(path)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        raise SchemaError(f"{top} needs numbers, found {_kind_of(value)}", column=name)
+        raise SchemaError(f"{top} needs numbers, found {kind_of(value)}{hint_of(value, name)}", column=name)
     if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
     return value.reshape(len(value)) if is_flat else value
 
 
-def _kind_of(value: Any) -> str:
-    dtype = getattr(value, "dtype", None)
-    return "no value" if dtype is None else "text or objects" if dtype == np.dtype(object) else str(dtype)
-
-
-def _flag(value: Any, path: tuple[str, ...], *, fills: bool) -> NDArray[np.bool_]:
+def _coded(
+    values: Any, codes: abc.Mapping[Any, int], path: tuple[str, ...], *, fills: bool
+) -> NDArray[np.int64]:
+    """The codes of a column of categories."""
     name = ".".join(path)
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        raise SchemaError(f"codes: found {kind_of(values)}, expected a category a row", column=name)
+    listed = values.tolist()
+    found = [codes.get(value) for value in listed]
+    if fills:  # A final row has no category.
+        found = [0 if code is None and listed[row] in ("", None) else code for row, code in enumerate(found)]
+    if None in found:
+        raise SchemaError(
+            f"codes: found {excerpt(listed[found.index(None)])}, expected one of {excerpt([*codes], 200)}",
+            column=name,
+        )
+    return np.array(found, np.int64)
+
+
+def _flag(value: Any, flag: _Flag, *, fills: bool) -> NDArray[np.bool_]:
+    name = ".".join(flag.path)
     if not isinstance(value, np.ndarray):
-        raise SchemaError(f"a flag is one value a row, found {_kind_of(value)}", column=name)
+        raise SchemaError(f"a flag is one value a row, found {kind_of(value)}", column=name)
     value = one_a_row(Columns.TERMINATEDS, value)
+    if flag.is_inverted:
+        return mask_ends(name, value, fills=fills)
     if fills and value.dtype.kind == "f":  # A final row has no flag.
         value = np.nan_to_num(value, nan=0.0)
     elif fills and value.dtype.kind in "OU":
@@ -659,31 +866,6 @@ def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
     found = np.concatenate([leaf[1:], zero_leaf(leaf, min(1, len(leaf)))])
     found[last] = 0
     return found
-
-
-def describe(table: Table) -> str:
-    """The columns of a table with dtype and three values each, for messages."""
-    if (own := table.described()) is not None:
-        return own
-    shown = []
-    for name in list(table.names)[:_SHOWN_COLUMNS]:
-        file = next((number for number, rows in enumerate(table.rows) if rows), None)
-        try:
-            found = (
-                None if file is None else table.read(Rows(file, 0, min(3, table.rows[file])), [name])[name]
-            )
-            parts = leaves(found) if found is not None else []
-        except RlioError as error:
-            shown.append(f"{name} (unreadable: {excerpt(str(error), 80)})")
-            continue
-        for path, leaf in parts:
-            shape = f" {leaf.shape[1:]}" if leaf.ndim > 1 else ""
-            values = excerpt(leaf.tolist(), 60).removeprefix("[").removesuffix("]")
-            shown.append(f"{'.'.join([name, *map(str, path)])[:60]} ({_kind_of(leaf)}{shape}: {values})")
-        if found is None:
-            shown.append(f"{name} (empty)")
-    more = len(table.names) - _SHOWN_COLUMNS
-    return f"the columns are {', '.join(shown)}" + (f", and {more} more" if more > 0 else "")
 
 
 # ---- tables whose columns have rlio's names ----

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,16 +74,21 @@ class NpzTable(Table):
         limits: Bounds on the files; the arrays of a file together take `Limits.group_bytes` at most.
     """
 
+    holds_arrays = True
+
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
+        #: Of each file: the first axis of each array.
+        self._counts: list[dict[str, int]] = []
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
-            counts = [shape[0] for shape in shapes.values() if shape]
+            self._counts.append({name: shape[0] for name, shape in shapes.items() if shape})
+            counts = [*self._counts[-1].values()]
             rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
-            names = [name for name, shape in shapes.items() if shape]
+            names = [*self._counts[-1]]
             self.add_file(names, rows)
             steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
@@ -132,8 +137,20 @@ class NpzTable(Table):
                 continue
             piece.spend(info.file_size)
             with archive.open(info) as member:
-                found[name] = read_array(member, info.file_size, name)
+                found[name] = self._array_of(member, info.file_size, name)
         return found
+
+    def _array_of(self, member: IO[bytes], size: int, name: str) -> NDArray[Any]:
+        """The array in a member; of a pickled one, the error says the way out."""
+        try:
+            return read_array(member, size, name)
+        except UnsafeData as error:
+            if "pickled" not in str(error):
+                raise
+            raise UnsafeData(
+                f"{error}: if you trust the file, load it with numpy.load(path, allow_pickle=True), and pass "
+                "its arrays to rlio.from_arrays, or its episodes to rlio.from_episodes"
+            ) from error
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
@@ -146,6 +163,14 @@ class NpzTable(Table):
             self._check_rows(rows.file, name, len(arrays[name]))
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
+
+    def count(self, file: int, name: str) -> int:
+        """See `Table`."""
+        return self._counts[file].get(name, self.rows[file])
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        return self._arrays(file, [name])[name] if name in self._counts[file] else super().array(file, name)
 
     def close(self) -> None:
         """Forget the file that was decoded last."""

@@ -17,10 +17,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import as_column, table_columns, to_numpy
+from rlio.batch.arrays import as_column, concat_leaves, table_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import CorruptData, OptionError, SchemaError, excerpt
+from rlio.batch.other_names import did_you_mean
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
@@ -30,7 +31,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import InputFile
 
-__all__ = ["ArrayTable", "Pieces", "Rows", "Table", "table_in_memory"]
+__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "table_in_memory"]
 
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
@@ -55,6 +56,18 @@ class Rows(NamedTuple):
     fills: bool = False
 
 
+class Lists(NamedTuple):
+    """The cells of a column.
+
+    Attributes:
+        lengths: Items of the list in each cell; None: each cell has one value.
+        values: All items, one list after the other, or the value of each cell; may be nested.
+    """
+
+    lengths: NDArray[np.int64] | None
+    values: Any
+
+
 class Table:
     """Columns of one or several files, which can be read from any row on; a base class.
 
@@ -72,6 +85,10 @@ class Table:
 
     continues: bool | None = None
     lengths: Sequence[int] | None = None
+    #: Whether ``lengths`` are those of the mapping's episodes.
+    is_cut: bool = False
+    #: Whether `array` gives any column whole, as NPZ and arrays in memory do.
+    holds_arrays: bool = False
     together: frozenset[str] = frozenset()
 
     def __init__(self, uri: str, files: Sequence[InputFile] = (), limits: Limits = DEFAULT_LIMITS) -> None:
@@ -126,6 +143,40 @@ class Table:
         """
         raise NotImplementedError
 
+    def lists(self, rows: Rows, name: str) -> Any:
+        """The cells of some rows of a column as `Lists`, which may differ in length; nested where it is.
+
+        Raises:
+            SchemaError: A cell is null, or its items cannot become an array.
+        """
+        return _lists_of_arrays(self.read(rows, [name])[name])
+
+    @property
+    def as_stored(self) -> Table:
+        """The table whose columns messages show."""
+        return self
+
+    def count(self, file: int, name: str) -> int:
+        """Rows of a column of a file: the number of rows, unless it is an array beside the rows."""
+        return self.rows[file]
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """An array of a file that need not have a value a row, such as the lengths of episodes.
+
+        Raises:
+            MissingColumn: There is none of this name.
+            SchemaError: All columns have a value a row.
+        """
+        if name not in self.names:
+            raise MissingColumn(
+                f"the table has no column {excerpt(name)}{did_you_mean(name, self.names)}", column=name
+            )
+        raise SchemaError(
+            f"found {self.rows[file]} values, one a row: expected an array of one number an episode, which "
+            "NPZ, HDF5 and arrays in memory may have; if the number is that of the row's episode, pass "
+            "episode="
+        )
+
     def close(self) -> None:
         """Close all files."""
 
@@ -137,6 +188,18 @@ class Table:
             )
 
 
+def _lists_of_arrays(column: Any) -> Any:
+    """Arrays of the shape (rows, items, ...) as `Lists`; other arrays have one value a row."""
+
+    def listed(leaf: NDArray[Any]) -> Lists:
+        if leaf.ndim < 2:
+            return Lists(None, leaf)
+        rows, items, *shape = leaf.shape
+        return Lists(np.full(rows, items, np.int64), leaf.reshape(rows * items, *shape))
+
+    return Lists(None, None) if column is None else map_structure(listed, column)
+
+
 class ArrayTable(Table):
     """Arrays, lists, or the columns of a data frame, in memory; a `Table`.
 
@@ -145,6 +208,8 @@ class ArrayTable(Table):
         columns: Columns by name, nested where values are dicts. Arrays are not copied.
         lengths: See `Table`.
     """
+
+    holds_arrays = True
 
     def __init__(self, uri: str, columns: Mapping[str, Any], *, lengths: Sequence[int] | None = None) -> None:
         super().__init__(uri)
@@ -171,6 +236,35 @@ class ArrayTable(Table):
             return found if rows.keep is None else found[rows.keep]
 
         return {name: map_structure(cut, self._columns[name]) for name in names}
+
+    def lists(self, rows: Rows, name: str) -> Any:
+        """See `Table`."""
+        given = self._given[name]
+        cells = given if isinstance(given, list) else np.asarray(given, object) if _has_cells(given) else None
+        here = [] if cells is None else cells[rows.start : rows.stop]
+        if cells is None or not all(isinstance(one, list | tuple | np.ndarray) for one in here):
+            return super().lists(rows, name)
+        self._check_rows(0, name, len(cells))
+        parts = [as_column(name, [*one]) for one in here]
+        full = [part for part in parts if len(part)]
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return Lists(lengths, concat_leaves(full) if full else np.zeros(0))
+
+    def count(self, file: int, name: str) -> int:
+        """See `Table`."""
+        count = _count(self._given[name])
+        return self.rows[file] if count is None else count
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        if name not in self._given or isinstance(self._given[name], Mapping):
+            return super().array(file, name)
+        return to_numpy(as_column(name, self._given[name]))
+
+
+def _has_cells(column: Any) -> bool:
+    """Whether the cells of a column of a data frame, or of an array, are objects."""
+    return getattr(column, "dtype", None) == np.dtype(object)
 
 
 def _count(column: Any) -> int | None:
@@ -217,9 +311,28 @@ class Pieces(Table):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
+        parts, extensions = self._parts(rows, names), self.extensions(rows.file)
+        return {name: _column(name, _joined(name, parts), extensions, fills=rows.fills) for name in names}
+
+    def lists(self, rows: Rows, name: str) -> Any:
+        """See `Table`."""
+        values, extensions = _joined(name, self._parts(rows, [name])), self.extensions(rows.file)
+        return Lists(None, None) if values is None else _lists(name, values, extensions, fills=rows.fills)
+
+    def _parts(self, rows: Rows, names: Collection[str]) -> list[Any]:
+        """Tables of Arrow with some rows."""
         starts, parts = self._starts[rows.file], list[Any]()
         piece = max(0, bisect_right(starts, rows.start) - 1)
         while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
+            first, stop = max(starts[piece], rows.start), min(starts[piece + 1], rows.stop)
+            is_last = starts[piece + 1] >= rows.stop
+            if (
+                rows.keep is not None
+                and not (is_last and not parts)
+                and not rows.keep[first - rows.start : stop - rows.start].any()
+            ):
+                piece += 1
+                continue  # Rows that are far apart: no row of this piece is wanted.
             table = self.piece(rows.file, piece, names)
             if len(table) != starts[piece + 1] - starts[piece]:
                 raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
@@ -230,8 +343,7 @@ class Pieces(Table):
                 part = part.filter(rows.keep[at : at + len(part)])
             parts.append(part)
             piece += 1
-        extensions = self.extensions(rows.file)
-        return {name: _column(name, parts, extensions, fills=rows.fills) for name in names}
+        return parts
 
     def piece(self, file: int, piece: int, names: Collection[str]) -> Any:
         """A piece with some columns, as a table or record batch; the last ones are kept, see `Pieces`."""
@@ -263,7 +375,8 @@ class Pieces(Table):
         self._kept.clear()
 
 
-def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    """A column of several tables as an array of Arrow; None: there are no tables."""
     import pyarrow as pa
 
     chunks: list[Any] = []
@@ -271,9 +384,32 @@ def _column(name: str, parts: Sequence[Any], extensions: Mapping[str, Extension]
         column = part.column(name)
         chunks += column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     chunks = [chunk.storage if isinstance(chunk.type, pa.BaseExtensionType) else chunk for chunk in chunks]
-    if not chunks:
+    return None if not chunks else chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+
+
+def _lists(name: str, values: Any, extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+    """The cells of a column as `Lists`, nested where there are structs."""
+    import pyarrow as pa
+
+    kind = values.type
+    is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+    if (pa.types.is_struct(kind) or is_list) and values.null_count:
+        raise SchemaError(f"{values.null_count} of {len(values)} rows are null", column=name)
+    if pa.types.is_struct(kind) and name != Columns.INFOS:
+        parts = zip(kind, values.flatten(), strict=True)
+        return {field.name: _lists(name, part, {}, fills=fills) for field, part in parts}
+    if not is_list or any(path == name for path in extensions):
+        return _lists_of_arrays(_column(name, values, extensions, fills=fills))
+    fixed = isinstance(kind, pa.FixedSizeListType)
+    lengths = np.full(len(values), kind.list_size) if fixed else np.asarray(values.value_lengths())
+    return Lists(lengths.astype(np.int64), _column(name, values.flatten(), {}, fills=fills))
+
+
+def _column(name: str, values: Any, extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+    import pyarrow as pa
+
+    if values is None:
         return None
-    values = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     if fills and (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         values = values.fill_null(pa.scalar(0).cast(values.type))
     # Infos become objects. The meaning of other columns is the mapping's, not that of their names.

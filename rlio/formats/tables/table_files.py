@@ -6,13 +6,13 @@ Not here: what a mapping means (`rlio.mapping`), how a table is read by one (`rl
 from __future__ import annotations
 
 import os
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
-from rlio.errors import OptionError, UnknownLayout, excerpt
+from rlio.errors import DataNotFound, OptionError, RlioError, UnknownLayout, excerpt
 from rlio.formats.files.inputs import find_files
 from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
 from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
@@ -23,7 +23,7 @@ from rlio.mapping import Mapping
 from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles
 from rlio.storage.filesystem import Storage
-from rlio.storage.inputs import is_glob
+from rlio.storage.inputs import expand_inputs, is_glob
 from rlio.storage.paths import StrPath
 from rlio.support.options import expected
 from rlio.support.spaces import Spaces
@@ -70,6 +70,7 @@ def open_table_files(
     on_error: Literal["raise", "skip"] = "raise",
 ) -> EpisodeFiles:
     """A table as a source; see `open_table`."""
+    spaces = spaces_of(mapping, spaces)  # It raises before anything is opened.
     layout, found, own = open_table(
         inputs,
         mapping=mapping,
@@ -79,7 +80,7 @@ def open_table_files(
         storage_options=storage_options,
     )
     about = about_format(found, own)
-    return closed_on_error(layout, about, spaces=spaces_of(mapping, spaces), on_error=on_error)
+    return closed_on_error(layout, about, spaces=spaces, on_error=on_error)
 
 
 def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:
@@ -93,7 +94,7 @@ def spaces_of(mapping: Mapping | None, spaces: Spaces | None) -> Spaces | None:
     Raises:
         OptionError: Both do.
     """
-    stated = None if mapping is None else mapping.spaces
+    stated = None if mapping is None else expected(mapping, Mapping, "mapping").spaces
     if spaces is not None and stated is not None:
         raise OptionError("spaces= and rlio.Mapping(spaces=...) are one option: pass one of them")
     return stated if spaces is None else spaces
@@ -121,12 +122,17 @@ def _locate(
     if chosen is not None and chosen.root:
         return locate_format(inputs, format=chosen.name, storage_options=storage_options, limits=limits)
     endings = tuple(ending for one in (known if chosen is None else [chosen]) for ending in one.marks.endings)
-    files = find_files(
-        values[0] if len(values) == 1 else values,
-        suffixes=endings,
-        storage_options=storage_options,
-        limits=limits,
-    )
+    try:
+        files = find_files(
+            values[0] if len(values) == 1 else values,
+            suffixes=endings,
+            storage_options=storage_options,
+            limits=limits,
+        )
+    except DataNotFound as error:
+        if below := _files_below(values, endings, storage_options, limits):
+            raise DataNotFound(below, uri=error.uri) from error
+        raise
     if chosen is None:
         kinds = {_kind(file.path, known) for file in files}
         chosen = kinds.pop()
@@ -143,6 +149,34 @@ def _locate(
                 uri=files[0].uri,
             )
     return chosen, Place(files[0].uri, None, tuple(files))
+
+
+def _files_below(
+    values: Sequence[StrPath],
+    endings: tuple[str, ...],
+    storage_options: abc.Mapping[str, Any] | None,
+    limits: Limits,
+) -> str:
+    """What to say of a lone folder that has files in its folders only; "": there are none."""
+    if len(values) != 1 or is_glob(values[0], storage_options):
+        return ""
+    try:
+        found = expand_inputs(
+            values[0],
+            suffixes=endings,
+            recursive=True,
+            storage_options=storage_options,
+            limit=limits.listed_names,
+        )
+    except RlioError:  # There are none, or too many.
+        return ""
+    kinds = Counter(next(one for one in endings if file.path.lower().endswith(one)) for file in found)
+    ending = kinds.most_common(1)[0][0]
+    root = os.fspath(values[0]).rstrip("/")
+    return (
+        f"found no file of a table in the folder itself, but {kinds[ending]} {ending} below it: pass them as "
+        f"a glob, {excerpt(f'{root}/**/*{ending}', 200)}"
+    )
 
 
 def _kind(path: str, known: Sequence[Format]) -> Format | None:

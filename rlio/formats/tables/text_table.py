@@ -1,25 +1,26 @@
 """`TextTable`: files of lines (CSV, JSON lines) as a `Table`, parsed by pyarrow in blocks of whole lines.
 
 Opening a file parses it once, to learn the types of the columns and where the blocks begin. Memory holds one
-block, and the parsed blocks that `Pieces` keeps.
+block, and the parsed blocks that `Pieces` keeps. Of files compressed by gzip, an earlier block is found by
+inflating the file from its beginning.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import IO, Any, Final
-
-import numpy as np
+from typing import IO, Any, Final, cast
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.formats.files.inputs import guarded
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
-from rlio.storage import open_input
+from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
 
 __all__ = ["TextTable"]
@@ -33,6 +34,28 @@ _NUMBER: Final = re.compile(
     rb"(?<![\w.])[-+]?[0-9]{309,}(?:\.[0-9]*)?|(?<![\w.])[-+]?[0-9]+(?:\.[0-9]*)?[eE]\+?[0-9]{3,}"
 )
 _INFINITY: Final = re.compile(rb"\binf(?:inity)?\b", re.IGNORECASE)
+
+
+class _Inflated(gzip.GzipFile):
+    """The text of a compressed file; closing it closes the file."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(fileobj=stream, mode="rb")
+        self._stored = stream
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._stored.close()
+
+
+def _size(file: InputFile) -> int:
+    """Stored bytes of a file."""
+    if file.size is not None:
+        return file.size
+    with open_input(file) as stream:
+        return stream.seek(0, os.SEEK_END)
 
 
 class TextTable(Pieces):
@@ -80,11 +103,15 @@ class TextTable(Pieces):
     def _index(self, number: int) -> list[Any]:
         """Find the blocks of a file; gives the schema of each."""
         blocks, rows, schemas = [], [], []
-        with open_input(self.files[number]) as stream:
+        is_packed, stored = self._is_packed(number), 0
+        with self._opened(number) as stream:
             head = self.header(stream)
             names = dict.fromkeys(head)
             is_open = partial(self.is_open, file=number)
             for start, text in _blocks(stream, self.limits.line_bytes, is_open):
+                if is_packed:
+                    stored = stored or _size(self.files[number])
+                    self.limits.check_inflation(stored, start + len(text), "a compressed file")
                 if not text.strip():
                     continue
                 self.allowance.piece().spend(_PARSED * len(text))
@@ -106,13 +133,21 @@ class TextTable(Pieces):
         """See `Pieces`."""
 
         def action() -> Any:
-            stream = self._open.get(file) or self._open.add(file, open_input(self.files[file]))
+            stream = self._open.get(file) or self._open.add(file, self._opened(file))
             start, size = self._blocks[file][piece]
             self.allowance.piece().spend(_PARSED * size)
             stream.seek(start)
             return self.parse(stream.read(size), file, names, self._schema)
 
         return guarded(self.files[file], None, action, format=self.title)
+
+    def _is_packed(self, file: int) -> bool:
+        return self.files[file].path.lower().endswith(".gz")
+
+    def _opened(self, file: int) -> IO[bytes]:
+        """The text of a file, from its beginning; the caller closes it."""
+        stream = open_input(self.files[file])
+        return cast("IO[bytes]", _Inflated(stream)) if self._is_packed(file) else stream
 
     def close(self) -> None:
         """Close all files."""
@@ -138,6 +173,7 @@ def _check_finite(table: Any, text: bytes) -> None:
 def _infinities(values: Any) -> int:
     """How many values are infinite."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     if pa.types.is_struct(values.type):
         return sum(_infinities(values.field(part)) for part in range(values.type.num_fields))
@@ -145,7 +181,7 @@ def _infinities(values: Any) -> int:
         return _infinities(values.values)
     if not pa.types.is_floating(values.type):
         return 0
-    return int(np.count_nonzero(np.isinf(values.to_numpy(zero_copy_only=False))))
+    return pc.sum(pc.is_inf(values)).as_py() or 0
 
 
 def _blocks(stream: IO[bytes], most: int, is_open: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:

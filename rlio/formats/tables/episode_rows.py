@@ -1,0 +1,315 @@
+"""`EpisodeRows`: a table whose rows are whole episodes, as a table of steps.
+
+A cell has a list, one item a step; a cell with one value has it for all steps of its episode. If actions and
+rewards are one value, each episode has one step. ::
+
+    user  item       click             user  item  click
+    7     [3, 5, 4]  [0, 1, 1]   ->    7     3     0
+    8     [9]        [1]               7     5     1
+                                       7     4     1
+                                       8     9     1
+
+Arrays of the shape (episodes, steps, ...) are such lists, all of one length; the number of steps that are no
+padding, or a mask of these, may be a column of its own.
+
+Example:
+    >>> from rlio.formats.tables.table import ArrayTable
+    >>> table = ArrayTable("log", {"x": [[1.0, 2.0], [3.0]], "a": [[0, 1], [1]], "user": [7, 8]})
+    >>> rows = EpisodeRows(table, Mapping({"obs": "x", "actions": "a"}, per_row=True))
+    >>> rows.lengths, rows.read(Rows(0, 1, 3), ["x", "user"])
+    ([2, 1], {'x': array([2., 3.]), 'user': array([7, 8])})
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import abc
+from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlio.batch.columns import Columns
+from rlio.batch.nested import leaves, map_structure
+from rlio.errors import DataNotFound, OptionError, RlioError, SchemaError, UnsafeData, excerpt
+from rlio.formats.files.inputs import raise_at
+from rlio.formats.files.value_arrays import flags_in
+from rlio.formats.tables.paths import paths_in, resolved, walk
+from rlio.formats.tables.table import Lists, Rows, Table
+from rlio.mapping import DERIVE, Mapping
+
+__all__ = ["EpisodeRows"]
+
+# Rows whose lists are measured at once.
+_SCAN_ROWS: Final = 1024
+
+
+class EpisodeRows(Table):
+    """A table of steps, from one whose rows are episodes; a `Table`.
+
+    Args:
+        table: The table of episodes; owned by this one.
+        mapping: Its meaning, with ``per_row=True``.
+
+    Attributes:
+        has_final: Whether each episode has a further row, because the lists of ``obs`` have one item more.
+
+    Raises:
+        SchemaError: No column has lists, or the lists of an episode have different lengths.
+    """
+
+    is_cut = True
+
+    def __init__(self, table: Table, mapping: Mapping) -> None:
+        super().__init__(table.uri)
+        self.files, self.names, self.uneven = table.files, table.names, table.uneven
+        self._table, self._map = table, mapping
+        self.has_final: bool = False
+        self._obs = {path[0] for path in paths_in(table, mapping.columns, of=Columns.OBS)}
+        self._mask, self._is_inverted = self._mask_of()
+        #: The column whose lists say how long an episode is; None: each row is an episode of one step.
+        self._reference = self._reference_of()
+        #: Of each file: the steps of each row, the items of its lists, and the rows of steps before each.
+        self._steps: list[NDArray[np.int64]] = []
+        self._items: list[NDArray[np.int64]] = []
+        self._starts: list[list[int]] = []
+        for file in range(len(table.rows)):
+            try:
+                self._measure(file)
+            except RlioError as error:
+                raise_at(error, uri=table.files[file].uri if table.files else table.uri)
+        self._look_for_final()
+        for steps in self._steps:
+            self._starts.append([0, *accumulate((steps + (self.has_final & (steps > 0))).tolist())])
+        self.rows: Sequence[int] = [starts[-1] for starts in self._starts]
+        self.lengths: Sequence[int] = [
+            stop - start for starts in self._starts for start, stop in pairwise(starts)
+        ]
+
+    def _mask_of(self) -> tuple[tuple[str, ...] | None, bool]:
+        """Where the mask of steps is, and whether it marks the padding."""
+        text = self._map.valid
+        if text is None:
+            return None, False
+        is_inverted = text not in self._table.names and text.startswith("not ")
+        return resolved(
+            self._table, text.removeprefix("not ").strip() if is_inverted else text, "valid"
+        ), is_inverted
+
+    def _reference_of(self) -> tuple[str, ...] | None:
+        names = dict.fromkeys(name.partition("/")[0] for name in self._map.columns)
+        of_steps: list[str] = [name for name in (Columns.ACTIONS, Columns.REWARDS) if name in names]
+        others = [name for name in names if name not in (*of_steps, Columns.OBS)]
+        looked = of_steps or [*others, Columns.OBS]
+        listed = {name: self._first_list(name) for name in looked if name in names}
+        found = [path for path in listed.values() if path is not None]
+        if of_steps and not found and not (self._map.lengths or self._mask):
+            return None
+        single = [
+            name for name, path in listed.items() if path is None and (not found or name == Columns.REWARDS)
+        ]
+        if single or not found:
+            raise SchemaError(
+                f"per_row=True: found one value a row in {excerpt(single)}, expected a list with an item a "
+                "step, or an array (episodes, steps, ...); actions and rewards that are both one value are "
+                "an episode of one step; leave out per_row= if each row is a step"
+            )
+        return found[0]
+
+    def _first_list(self, column: str) -> tuple[str, ...] | None:
+        """The first path of a column of rlio that has a list in the first row; None: each has one value."""
+        file = next((file for file, rows in enumerate(self._table.rows) if rows), None)
+        if file is None:
+            raise DataNotFound("found no rows")
+        for path in paths_in(self._table, self._map.columns, of=column):
+            found = walk(self._table.lists(Rows(file, 0, 1), path[0]), path)
+            if any(one.lengths is not None for one in _lists_in(found)):
+                return path
+        return None
+
+    def _measure(self, file: int) -> None:
+        """Find the steps of each row of a file."""
+        rows = self._table.rows[file]
+        if self._reference is None:
+            self._items.append(np.ones(rows, np.int64))
+            self._steps.append(np.ones(rows, np.int64))
+            return
+        items, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for start in range(0, rows, _SCAN_ROWS):
+            part = Rows(file, start, min(rows, start + _SCAN_ROWS))
+            found = self._first_lists(part, self._reference)
+            assert found.lengths is not None
+            size = sum(leaf.nbytes for _, leaf in leaves(found.values))
+            if not size and found.lengths.any():
+                raise UnsafeData("the lists have items of no bytes", column=".".join(self._reference))
+            items.append(found.lengths)
+            steps.append(self._steps_of(part, found.lengths))
+        self._items.append(np.concatenate(items))
+        self._steps.append(np.concatenate(steps))
+
+    def _first_lists(self, rows: Rows, path: tuple[str, ...]) -> Lists:
+        each = _lists_in(walk(self._table.lists(rows, path[0]), path))
+        found = next((one for one in each if one.lengths is not None), None)
+        if found is None:
+            raise SchemaError("expected a list in each row", column=".".join(path))
+        return found
+
+    def _steps_of(self, rows: Rows, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The steps of some rows that are no padding."""
+        name = self._map.lengths
+        if name is not None:
+            path = resolved(self._table, name, "lengths")
+            values = walk(self._table.read(rows, [path[0]])[path[0]], path)
+            is_count = (
+                isinstance(values, np.ndarray) and values.dtype.kind in "iuf" and values.size == len(values)
+            )
+            values = values.reshape(-1) if is_count else np.full(len(items), -1)
+            wrong = ~((values >= 0) & (values <= items) & (values == np.floor(values)))
+            if wrong.any():
+                at = int(wrong.argmax())
+                shown = excerpt(values[at].item()) if is_count else "other values"
+                raise SchemaError(
+                    f"lengths: found {shown} in row {rows.start + at}, whose lists have {items[at]} items: "
+                    "expected the number of its steps",
+                    column=name,
+                )
+            return values.astype(np.int64)
+        return items if self._mask is None else self._steps_of_mask(rows, items, self._mask)
+
+    def _steps_of_mask(
+        self, rows: Rows, items: NDArray[np.int64], path: tuple[str, ...]
+    ) -> NDArray[np.int64]:
+        found, name = self._first_lists(rows, path), ".".join(path)
+        lengths, flags = (
+            found.lengths,
+            flags_in(name, np.asarray(found.values).reshape(len(found.values), -1)),
+        )
+        assert lengths is not None
+        if (lengths != items).any():
+            at = int((lengths != items).argmax())
+            raise SchemaError(
+                f"valid: found {lengths[at]} flags in row {rows.start + at}, expected {items[at]}, one a "
+                "step",
+                column=name,
+            )
+        flags = ~flags if self._is_inverted else flags
+        total, ends = np.concatenate([[0], np.cumsum(flags)]), np.cumsum(lengths)
+        steps: NDArray[np.int64] = total[ends] - total[ends - lengths]
+        expected = _within(lengths) < np.repeat(steps, lengths)
+        if (flags != expected).any():
+            at = int(np.searchsorted(ends, int((flags != expected).argmax()), side="right"))
+            raise SchemaError(
+                f"valid: a step of row {rows.start + at} follows padding: expected padding after the last "
+                f"step only; if the column marks padding, pass valid={excerpt('not ' + name)}",
+                column=name,
+            )
+        return steps
+
+    def _look_for_final(self) -> None:
+        """See whether the lists of obs have one item more than those of other columns."""
+        file = next((file for file, rows in enumerate(self._table.rows) if rows), None)
+        if file is None or self._reference is None:
+            return
+        items = self._items[file][:1]
+        for name in self._obs:
+            for found in _lists_in(self._table.lists(Rows(file, 0, 1), name)):
+                self.has_final |= found.lengths is not None and bool((found.lengths == items + 1).all())
+
+    def mapping(self) -> Mapping:
+        """The mapping of the steps.
+
+        Raises:
+            OptionError: The lists of obs have the final observation, and ``next_obs`` names others.
+        """
+        from dataclasses import replace
+
+        if not self.has_final:
+            return self._map
+        if self._map.next_obs not in (None, DERIVE):
+            raise OptionError(
+                "next_obs: the lists of obs, which have one item more than those of other columns, already "
+                "give it: leave it out"
+            )
+        return replace(self._map, next_obs=DERIVE, final_row=True)
+
+    def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
+        """See `Table`."""
+        if self._reference is None:
+            return self._table.read(rows, names)
+        starts = self._starts[rows.file]
+        first = max(0, bisect_right(starts, rows.start) - 1)
+        stop = max(first, int(np.searchsorted(starts, rows.stop)))
+        self._table.together = self.together
+        part = Rows(rows.file, first, stop, None, rows.fills)
+        here = slice(rows.start - starts[first], rows.stop - starts[first])
+
+        def cut(leaf: NDArray[Any]) -> NDArray[Any]:
+            return leaf[here] if rows.keep is None else leaf[here][rows.keep]
+
+        found = {}
+        for name in names:
+            steps = self._flat(self._table.lists(part, name), part, name)
+            found[name] = None if steps is None else map_structure(cut, steps)
+        return found
+
+    def _flat(self, found: Any, rows: Rows, name: str) -> Any:
+        """The steps of a column of some rows."""
+        if isinstance(found, dict):
+            return {key: self._flat(part, rows, name) for key, part in found.items()}
+        here = slice(rows.start, rows.stop)
+        steps, items = self._steps[rows.file][here], self._items[rows.file][here]
+        counts = steps + (self.has_final & (steps > 0))
+        if found.values is None:
+            return None
+        if found.lengths is None:
+            return map_structure(lambda leaf: np.repeat(leaf, counts, axis=0), found.values)
+        more = 1 if self.has_final and name in self._obs else 0
+        wrong = found.lengths != items + more
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise SchemaError(
+                f"found a list of {found.lengths[at]} in row {rows.start + at}, expected {items[at] + more}, "
+                "one item a step; a value that holds for the whole episode is one value, not a list",
+                column=name,
+            )
+        begins = np.cumsum(found.lengths) - found.lengths
+        # Where a list has no item for the final row, its last one stands there, and is not used.
+        last = np.repeat(steps - 1 + more, counts)
+        index = np.repeat(begins, counts) + np.minimum(_within(counts), last)
+        return map_structure(lambda leaf: leaf[index], found.values)
+
+    def count(self, file: int, name: str) -> int:
+        """See `Table`: a value for the whole episode is one an episode."""
+        found = self._table.lists(Rows(file, 0, min(1, self._table.rows[file])), name)
+        is_one = isinstance(found, Lists) and found.lengths is None
+        return self._table.rows[file] if is_one else self.rows[file]
+
+    def array(self, file: int, name: str) -> NDArray[Any]:
+        """See `Table`."""
+        found: NDArray[Any] = self._table.read(Rows(file, 0, self._table.rows[file]), [name])[name]
+        return found
+
+    @property
+    def as_stored(self) -> Table:
+        """See `Table`."""
+        return self._table
+
+    def close(self) -> None:
+        """Close the table of episodes."""
+        self._table.close()
+
+
+def _lists_in(found: Any) -> Iterator[Lists]:
+    if isinstance(found, Lists):
+        yield found
+    elif isinstance(found, abc.Mapping):
+        for part in found.values():
+            yield from _lists_in(part)
+
+
+def _within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, 2, ... within each of some lists, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)

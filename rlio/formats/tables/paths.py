@@ -1,0 +1,94 @@
+"""Names in a mapping as paths into the columns of a table: ``"info.speed"`` is the part speed of info."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlio.batch.other_names import did_you_mean
+from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.formats.tables.table import Lists, Table
+from rlio.mapping import nested
+
+__all__ = ["paths_in", "paths_of", "resolved", "walk"]
+
+
+def resolved(table: Table, name: object, option: str) -> tuple[str, ...]:
+    """The top-level column, and the keys below it.
+
+    Raises:
+        MissingColumn: There is no such column.
+    """
+    if not isinstance(name, str):
+        raise OptionError(f"{option}={excerpt(name)}: expected the name of a column")
+    if name in table.names:
+        return (name,)
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if (top := ".".join(parts[:end])) in table.names:
+            return (top, *parts[end:])
+    lacks = "only some of the files have" if name in table.uneven else "the table has no"
+    raise MissingColumn(
+        f"{option}: {lacks} column {excerpt(name)}{did_you_mean(name, table.names)}", column=name
+    )
+
+
+def paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
+    """The paths in a spec whose names are paths."""
+    if isinstance(spec, tuple):
+        yield spec
+    else:
+        for part in spec.values() if isinstance(spec, dict) else spec:
+            yield from paths_of(part)
+
+
+def paths_in(table: Table, columns: abc.Mapping[str, Any], *, of: str) -> list[tuple[str, ...]]:
+    """The paths from which a column of rlio is made."""
+    specs = nested(columns)
+    return [resolved(table, name, of) for name in _names_in(specs[of])] if of in specs else []
+
+
+def _names_in(spec: Any) -> Iterator[Any]:
+    if isinstance(spec, abc.Mapping) or (isinstance(spec, Sequence) and not isinstance(spec, str)):
+        for part in spec.values() if isinstance(spec, abc.Mapping) else spec:
+            yield from _names_in(part)
+    else:
+        yield spec
+
+
+def walk(found: Any, path: tuple[str, ...]) -> Any:
+    """What is at a path of a column: ``found`` is the column ``path[0]``.
+
+    Raises:
+        MissingColumn: The column has no such part.
+    """
+    for key in path[1:]:
+        if isinstance(found, Lists) and isinstance(found.values, dict) and key in found.values:
+            found = Lists(found.lengths, found.values[key])
+        elif (
+            isinstance(found, np.ndarray)
+            and found.dtype == object
+            and all(isinstance(v, dict) for v in found)
+        ):
+            found = np.array([row.get(key) for row in found])
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            raise MissingColumn(
+                f"the column {excerpt(path[0])} has no part {excerpt(key)}{_way(found)}",
+                column=".".join(path),
+            )
+    return found
+
+
+def _way(found: Any) -> str:
+    """What to do with items that have no parts, to be appended."""
+    if not isinstance(found, Lists) or getattr(found.values, "dtype", None) != np.dtype(object):
+        return ""
+    return (
+        ": its items are no objects, but may be lists of them: load the file, and pass its episodes to "
+        "rlio.from_episodes"
+    )
