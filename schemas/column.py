@@ -5,7 +5,7 @@
 Example:
     >>> import numpy as np
     >>> ColumnSpec.of(np.zeros((5, 17), np.float32))
-    ColumnSpec(dtype='<f4', shape=(17,), kind='list', stack=None)
+    ColumnSpec(dtype='<f4', shape=(17,), kind='list', stack=None, codec=None, items=None)
 """
 
 from __future__ import annotations

@@ -760,8 +760,8 @@ def _leaves_of(
 
 def _missing_in(batch: SampleBatch) -> NDArray[np.bool_] | None:
     """Return a mask of the rows that have no ``new_obs``; None: the batch says nothing of it."""
-    if Columns.NEXT_OBS_VALID not in batch:
-        return None
+    if isinstance(batch.get(Columns.NEXT_OBS_VALID), dict | tuple | None):
+        return None  # Or nested, which is refused.
     found: NDArray[np.bool_] = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
     return found
 

@@ -86,6 +86,8 @@ def test_the_package_has_no_means_to_run_what_data_says(checkout: Path) -> None:
         str(path.relative_to(checkout)): dangers(path.read_text(encoding="utf-8"))
         for path in sources(checkout)
     }
+    # The options of a caller go through a pipe to a process of its own; its answer is JSON.
+    assert found.pop("rlio/support/isolation.py") == ["pickle", "pickle.load"]
     assert {path: names for path, names in found.items() if names} == {}
 
 

@@ -152,7 +152,9 @@ def test_schemas_are_told_apart_from_few_footers_where_all_are_used(monkeypatch:
     monkeypatch.setattr(
         ParquetShard,
         "__init__",
-        lambda self, storage, ref: (opened.append(ref.path), init(self, storage, ref))[1],
+        lambda self, storage, ref, **options: (opened.append(ref.path), init(self, storage, ref, **options))[
+            1
+        ],
     )
     assert len(open_dataset(root, at={A: 50, B: 5}).schemas) == 2
     assert len(opened) <= 3

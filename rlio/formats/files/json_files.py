@@ -64,7 +64,7 @@ def spread_value(line: bytes, rest: bytes) -> UnknownLayout | None:
     if text.startswith(b"["):
         return list_of_records(first_keys(line + rest))
     # A line of RLlib, which may follow one that was cut off, begins with its brace.
-    if text.startswith(b"{") and rest[:1] in b' \t\n\r"':
+    if text.startswith(b"{") and rest[:1] in b' \t\n\r"' and (text[1:] + rest).lstrip()[:1] == b'"':
         return UnknownLayout(
             "found one JSON value over several lines, expected one object a line: write it so (jq -c .), "
             "or load it with json.load, and pass its episodes to rlio.from_episodes(episodes), or columns "
