@@ -20,7 +20,6 @@ from rlio import (
     DatasetReader,
     EnvRunner,
     ExternalEnv,
-    ExternalRunner,
     InputReader,
     NoopOutput,
     ParquetWriter,
@@ -35,6 +34,7 @@ from rlio import (
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, UnknownName, UnsafeData
 from rlio.reader import JsonState
 from rlio.sampling.callbacks import Callbacks
+from rlio.sampling.external_runner import ExternalRunner
 from rlio.serving import PolicyClient, PolicyServerInput
 from rlio.serving.policy_server import ServerLimits
 

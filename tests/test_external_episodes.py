@@ -15,10 +15,11 @@ import pytest
 import torch
 from numpy.testing import assert_array_equal
 
-from rlio import AsyncInput, ExternalEnv, ExternalRunner, RandomPolicy, RolloutConfig, SamplerInput
+from rlio import AsyncInput, ExternalEnv, RandomPolicy, RolloutConfig, SamplerInput
 from rlio.errors import ClosedError, EndOfData, EnvError, OptionError, SchemaError, StateError
 from rlio.sampling.callbacks import Callbacks
 from rlio.sampling.external_episodes import ExternalEpisodes
+from rlio.sampling.external_runner import ExternalRunner
 
 OBS, ACT = gym.spaces.Box(-1, 1e6, (2,), np.float32), gym.spaces.Discrete(50)
 SPACES = (OBS, ACT)
