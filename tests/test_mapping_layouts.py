@@ -1180,3 +1180,51 @@ def test_slices_of_numbers_and_flags_become_arrays(kind: pa.DataType) -> None:
         assert found.flags.owndata
     lists = pa.array([[True, False, True]] * 5)
     assert to_column("x", lists[2:4], {}).tolist() == lists[2:4].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["8:05", "9:30", "10:00"],
+        ["30.01.2024", "31.01.2024", "01.02.2024"],
+        ["9/30/2023", "10/01/2023", "10/02/2023"],
+        ["11:30 AM", "01:00 PM", "02:00 PM"],
+        ["step_8", "step_9", "step_10"],
+        ["8,5", "9,5", "10,25"],
+    ],
+    ids=str,
+)
+def test_texts_whose_characters_have_another_order_are_not_sorted_by(
+    tmp_path: Path, times: list[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"u": 1, "when": at, "x": n}) + "\n" for n, at in enumerate(times))
+    )
+    with pytest.raises(SchemaError, match="may mean another order"):
+        rlio.read(tmp_path / "a.jsonl", mapping=rlio.Mapping({"obs": "x"}, episode="u", sort="when"))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2024-01-09", "2024-01-10", "2024-02-01"],
+        ["2024-01-09T08:05:00Z", "2024-01-09T09:05:00Z", "2024-01-10T00:00:00Z"],
+        ["2024-11-03T01:30:00-04:00", "2024-11-03T01:10:00-05:00", "2024-11-03T01:20:00-05:00"],
+        ["08:05", "09:30", "10:00"],
+        ["step_08", "step_09", "step_10"],
+    ],
+    ids=str,
+)
+def test_texts_of_one_width_are_sorted_by(tmp_path: Path, times: list[str]) -> None:
+    rows = [{"u": 1, "when": at, "x": n} for n, at in enumerate(times)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
+    mapping = rlio.Mapping({"obs": "x"}, episode="u", sort="when")
+    with rlio.read(tmp_path / "a.jsonl", mapping=mapping, epochs=1, shuffle=False) as reader:
+        assert [n for batch in reader for n in batch["obs"].tolist()] == [*range(len(times))]
+
+
+def test_rows_with_both_flags_are_noted() -> None:
+    columns = {"x": np.arange(4), "done": [0, 1, 0, 1], "limit": [0, 0, 0, 1]}
+    mapping = rlio.Mapping({"obs": "x"}, terminated="done", truncated="limit")
+    with rlio.from_arrays(columns, mapping=mapping, epochs=1) as reader:
+        assert any("1 rows are terminated and truncated" in note for note in reader.source.notes)

@@ -493,10 +493,12 @@ class MappedSource:
         seen: set[tuple[Any, ...]] = set()
         before: tuple[Any, ...] = ()
         ended = True  # The row before is the last of its episode.
+        both = 0
         for start, stop in _stretches(self._file_starts):
             found, marks = self._read_flags(start, stop, [*flags, *firsts], self._ids)
             ids = [self._id_column(found[path], path) for path in self._ids]
             end = np.logical_or.reduce([np.zeros(stop - start, np.bool_), *marks[: len(flags)]])
+            both += int((marks[0] & marks[1]).sum()) if len(flags) == 2 else 0
             new = np.zeros(stop - start, np.bool_)
             for values in ids:
                 new[1:] |= values[1:] != values[:-1]
@@ -525,6 +527,11 @@ class MappedSource:
             starts.append(begins + start)
             flagged.append(np.flatnonzero(end) + start)
             before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
+        if both:
+            self.notes.append(
+                f"{both} rows are terminated and truncated: they count as terminal states. If the column in "
+                "terminated= is also set at time limits, as Gym's done was, name one without them."
+            )
         return np.concatenate(starts), np.concatenate(flagged)
 
     def _read_flags(

@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, Final
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import concat_leaves
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
-from rlio.errors import RlioError, SchemaError
+from rlio.errors import RlioError, SchemaError, excerpt
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.value_arrays import one_a_row
 from rlio.formats.tables.paths import resolved, walk
@@ -30,6 +31,28 @@ from rlio.mapping import Mapping
 __all__ = ["SortedRows"]
 
 _SCAN_ROWS: Final = 65_536
+
+#: Texts whose characters sort as what they mean, if all have one width: times of ISO 8601, and numbers with
+#: zeros before them, behind one text or none. The groups must be alike in all.
+_ORDERED: Final = (
+    re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?"),
+    re.compile(r"(?:[01]\d|2[0-3]):\d\d(?::\d\d(?:\.\d+)?)?"),
+    re.compile(r"(\D*)\d+"),
+)
+
+
+def _check_order(texts: Sequence[str], name: str) -> None:
+    """Refuse texts that mean another order than that of their characters, such as ``9:30`` and ``10:00``."""
+    for pattern in _ORDERED:
+        found = [pattern.fullmatch(text) for text in texts]
+        if all(found) and len({(len(one[0]), one.groups()) for one in found if one is not None}) <= 1:
+            return
+    raise SchemaError(
+        f"sort: found the texts {excerpt(', '.join(map(repr, texts[:4])), 80)}, which may mean another order "
+        "than that of their characters: write numbers, or times as ISO 8601 of one width and one time zone "
+        "(2024-01-31T09:05:00); for numbers with a decimal comma, pass decimal=','",
+        column=name,
+    )
 
 
 class SortedRows(Table):
@@ -47,7 +70,7 @@ class SortedRows(Table):
 
     Raises:
         MissingColumn: There is no such column.
-        SchemaError: A value of the order is missing.
+        SchemaError: A value of the order is missing, or its texts have another order than their characters.
     """
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
@@ -62,7 +85,7 @@ class SortedRows(Table):
         #: Of each part that is sorted by itself, a file or all of them: the rows of the other table in order.
         self._order: list[NDArray[np.int64]] = []
         for part in [[file] for file in files] if mapping.per_file else [[*files]]:
-            columns = [self._column(path, part) for path in (*ids, *keys)]
+            columns = [self._column(path, part, is_key=path in keys) for path in (*ids, *keys)]
             order = self._sorted(
                 columns[: len(ids)], columns[len(ids) :], sum(table.rows[file] for file in part)
             )
@@ -71,8 +94,8 @@ class SortedRows(Table):
         self.rows: Sequence[int] = [len(order) for order in self._order]
         self.continues: bool | None = table.continues if mapping.per_file else True
 
-    def _column(self, path: tuple[str, ...], files: Sequence[int]) -> NDArray[Any]:
-        """A column of the order, as numbers that have its order."""
+    def _column(self, path: tuple[str, ...], files: Sequence[int], *, is_key: bool) -> NDArray[Any]:
+        """A column of the order, as numbers that have its order; ``is_key``: it is no id."""
         parts: list[NDArray[Any]] = []
         for file in files:
             for start in range(0, self._table.rows[file], _SCAN_ROWS):
@@ -84,7 +107,12 @@ class SortedRows(Table):
         if len(kinds) > 1:
             raise SchemaError("the files differ: some have numbers, others text", column=".".join(path))
         values = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        return np.unique(values, return_inverse=True)[1] if kinds & {"text", "time"} else values
+        if not kinds & {"text", "time"}:
+            return values
+        distinct, numbers = np.unique(values, return_inverse=True)
+        if is_key and kinds == {"text"}:
+            _check_order(distinct.tolist(), ".".join(path))
+        return numbers
 
     def _values(self, rows: Rows, path: tuple[str, ...]) -> NDArray[Any]:
         name = ".".join(path)
