@@ -173,7 +173,9 @@ def test_a_conversion_into_any_format_that_is_killed_loses_and_repeats_no_row(
 ) -> None:
     made = record(tmp_path / "a", [20 + number % 7 for number in range(40)])
     target = tmp_path / f"b{ENDINGS.get(to, '')}"
-    places = [(17, "progress"), (33, "progress") if to in ENDINGS else (2, "put")]
+    # One file of HDF5 is stored at once; Minari's description comes after it.
+    last = (33, "progress") if to in ENDINGS else (0 if to == "minari" else 2, "put")
+    places = [(17, "progress"), last]
     assert all(killed_after(tmp_path / "a", target, to, *place) for place in places)
     report = rlio.convert(tmp_path / "a", target, to=to, prove=True)
     assert (report.rows, report.proved) == (sum(map(len, made)), True)

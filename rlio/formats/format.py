@@ -531,7 +531,7 @@ class Look:
         self, files: Collection[str], file_of: Callable[[str], InputFile], folders: Collection[str] = ()
     ) -> None:
         self.files = files
-        self.folders = frozenset(folders)
+        self.folders: frozenset[str] = frozenset(folders)
         self._file_of = file_of
         self._seen: dict[tuple[str, ...], list[Any]] = {}
         #: Errors of links that lead out of the folder.

@@ -100,7 +100,7 @@ class ZarrTable(Table):
         self.arrays: dict[str, _About] = {name: about for name, about in looks.items() if about is not None}
         of_episodes = [f"meta/{name}" for name, is_folder in root.children("meta", most=_SHOWN) if is_folder]
         self.beside: list[str] = [path for path in of_episodes if path != _ENDS]
-        self.allowance = self._arrays.allowance
+        self.allowance: Allowance = self._arrays.allowance
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
 

@@ -63,8 +63,9 @@ class EpisodeRows(Table):
     is_cut = True
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
-        super().__init__(table.uri)
-        self.files, self.names, self.uneven = table.files, table.names, table.uneven
+        super().__init__(table.uri, table.files)
+        self.names: Sequence[str] = table.names
+        self.uneven: frozenset[str] = table.uneven
         self._table, self._map = table, mapping
         self.has_final: bool = False
         self._obs = {path[0] for path in paths_in(table, mapping.columns, of=Columns.OBS)}

@@ -46,8 +46,9 @@ class FinalRows(Table):
     is_cut = True
 
     def __init__(self, table: Table, steps: Sequence[Sequence[int]]) -> None:
-        super().__init__(table.uri)
-        self.files, self.names, self.uneven = table.files, table.names, table.uneven
+        super().__init__(table.uri, table.files)
+        self.names: Sequence[str] = table.names
+        self.uneven: frozenset[str] = table.uneven
         self._table, self._steps = table, steps
         self.lengths: Sequence[int] = [count + 1 for each in steps for count in each]
         self.rows: Sequence[int] = [sum(each) + len(each) for each in steps]

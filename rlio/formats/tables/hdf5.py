@@ -90,14 +90,15 @@ class Hdf5Table(Table):
     def name_datasets(self) -> None:
         """State the datasets of the first file as the columns, for a mapping that their names imply."""
         root = self._handles.file(0)
-        self.names = _paths_below(self._handles, root, self._limits, datasets_only=True)
+        self.names: Sequence[str] = _paths_below(self._handles, root, self._limits, datasets_only=True)
 
     # ---- what is in the files ----
 
     def arranged(self, mapping: ColumnMapping) -> ColumnMapping:
         """Find the groups and rows of the episodes; see `Table`."""
         glob = self._glob(mapping)
-        self.names, self.uneven = (), frozenset()
+        self.names = ()
+        self.uneven: frozenset[str] = frozenset()
         self._is_flat = not (glob or mapping.per_file)
         self._lacks = int(mapping.final_row and not self._is_flat)
         wanted = _names_in(mapping)

@@ -74,8 +74,9 @@ class SortedRows(Table):
     """
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
-        super().__init__(table.uri)
-        self.files, self.names, self.uneven = table.files, table.names, table.uneven
+        super().__init__(table.uri, table.files)
+        self.names: Sequence[str] = table.names
+        self.uneven: frozenset[str] = table.uneven
         self._table = table
         self.ties: int = 0
         ids = [resolved(table, name, "episode") for name in mapping.episode or ()]
