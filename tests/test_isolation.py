@@ -213,7 +213,7 @@ def test_a_crash_in_a_conversion_is_an_error_with_the_source(tmp_path: Path) -> 
         rlio.convert(tmp_path / "none", tmp_path / "out", isolated=True)
 
 
-def test_what_another_process_cannot_read_is_refused(tmp_path: Path) -> None:
+def test_an_isolated_conversion_refuses_sources_in_memory(tmp_path: Path) -> None:
     for src in ({"obs": [1.0]}, "memory://a", [RING, 3]):
         with pytest.raises(OptionError, match="paths or URIs"):
             rlio.convert(src, tmp_path / "out", isolated=True)

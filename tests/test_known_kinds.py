@@ -441,7 +441,7 @@ def test_chunks_of_zarr_behind_links_out_of_the_folder_are_refused(tmp_path: Pat
 # ---- imitation ----
 
 
-def test_what_imitation_wrote_is_read() -> None:
+def test_trajectories_of_imitation_are_read() -> None:
     found = read(GOLDEN / "imitation/saved")
     assert found["eps_id"].tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2]
     assert found["obs"].tolist() == [[100.0 * e + t, t] for e, n in enumerate((3, 1, 5)) for t in range(n)]

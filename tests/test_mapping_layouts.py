@@ -378,7 +378,7 @@ def test_lists_that_do_not_fit_are_refused_by_row(tmp_path: Path) -> None:
         assert reason in message_of(source, columns=PLAIN, per_row=True, lengths="n")
 
 
-def test_what_a_mapping_does_not_read_says_the_way_out(tmp_path: Path) -> None:
+def test_an_error_of_an_unreadable_layout_says_the_way_out(tmp_path: Path) -> None:
     ragged = np.empty(2, object)
     ragged[:] = [np.zeros((3, 1)), np.zeros((2, 1))]
     np.savez(tmp_path / "log.npz", x=ragged, a=ragged, r=ragged)
@@ -1221,6 +1221,15 @@ def test_texts_of_one_width_are_sorted_by(tmp_path: Path, times: list[str]) -> N
     mapping = rlio.Mapping({"obs": "x"}, episode="u", sort="when")
     with rlio.read(tmp_path / "a.jsonl", mapping=mapping, epochs=1, shuffle=False) as reader:
         assert [n for batch in reader for n in batch["obs"].tolist()] == [*range(len(times))]
+
+
+def test_fractions_are_no_ids(tmp_path: Path) -> None:
+    """Texts that differ are one number: 3.1 and 3.10 became one episode."""
+    (tmp_path / "a.csv").write_text("run,x\n3.1,0\n3.1,1\n3.10,2\n3.10,3\n")
+    for sort in (None, "x"):
+        assert "3.1 and 3.10 are one number" in message_of(
+            tmp_path / "a.csv", SchemaError, columns={"obs": "x"}, episode="run", sort=sort
+        )
 
 
 def test_rows_with_both_flags_are_noted() -> None:

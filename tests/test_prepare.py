@@ -144,7 +144,7 @@ def test_data_of_robots_without_rewards_goes_from_one_version_of_lerobot_to_the_
     assert "rewards" not in found(tmp_path / "b")
 
 
-def test_of_data_without_final_observations_only_the_first_lerobot_writes_those_of_later_episodes(
+def test_lerobot_gets_the_final_observations_that_the_first_episode_lacks(
     tmp_path: Path,
 ) -> None:
     lacks = rows(new_obs_valid=np.array([True, True, True, False]))

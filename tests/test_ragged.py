@@ -207,7 +207,7 @@ class TestShards:
         both = MultiAgentBatch({"a": prompts(4, eps_id=ids), "b": other}, 4)
         assert_identical(load(store(both)), both)
 
-    def test_what_a_caller_changes_after_a_write_is_not_stored(self, tmp_path: Path) -> None:
+    def test_a_write_copies_the_rows_of_its_caller(self, tmp_path: Path) -> None:
         batch = prompts(6)
         with rlio.ParquetWriter(str(tmp_path), spool=None) as writer:
             writer.write(batch)

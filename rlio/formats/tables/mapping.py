@@ -642,6 +642,12 @@ class MappedSource:
                     "one: write whole numbers below 2**63, or text with a letter",
                     column=name,
                 )
+            if (fractions := values[values % 1 != 0]).size:
+                raise SchemaError(
+                    f"found the id {fractions[0]}: texts such as 3.1 and 3.10 are one number; write whole "
+                    "numbers, or text with a letter",
+                    column=name,
+                )
         is_whole = values.dtype.kind in "iu" and values.max(initial=0) <= np.iinfo(np.int64).max
         if not is_whole or len(self._ids) > 1:
             self._numbers_ids = True
