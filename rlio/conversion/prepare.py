@@ -1,8 +1,8 @@
 """`Preparer`: fits each episode to what a format holds, once, before its sink sees it.
 
 Every difference between an episode of the source and the one that the sink gets is a decision: it is in
-`Decisions`, by which the proof (`rlio.conversion.proof`) knows what to compare, and in the report. What can
-neither be written nor be left out raises SchemaError.
+`Decisions`, by which the proof (`rlio.conversion.proof`) knows what to compare, and in the report. A
+column that cannot be written, and cannot be left out, raises SchemaError.
 
 Not here: what a format holds (`rlio.formats.format.Holds`), and its layout (its sink).
 """

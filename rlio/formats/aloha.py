@@ -2,7 +2,7 @@
 
 ``observations`` has ``qpos``, ``qvel``, perhaps ``effort``, and the group ``images`` with an array for each
 camera; ``action`` has the actions. Row t has the observation and the action that was taken. The observation
-after the last step is not stored, and neither are rewards or the reason of an end: an episode is truncated
+after the last step, rewards and the reason of an end are not stored: an episode is truncated
 where its file ends. Other arrays with a row a step, such as ``base_action``, are further columns.
 
 If the attribute ``compress`` is true, images are rows of JPEG, written by OpenCV, whose order of colours the
@@ -73,7 +73,7 @@ def open_aloha(place: Place, *, limits: Limits, images: Literal["read", "skip"] 
         table.close()
         raise
     source.notes.append(
-        "Neither rewards nor reasons of ends are stored: an episode is truncated where its file ends."
+        "Rewards and reasons of ends are not stored: an episode is truncated where its file ends."
     )
     source.left_out = [*left_out, *others]
     return source

@@ -7,8 +7,8 @@ Row t has the observation, the action, and the reward that followed it; row t of
 observation after it.
 
 Isaac Lab records the same layout, with groups in groups: ``obs/datagen_info/object_pose``, and
-``states/articulation/robot/joint_position``, which are those after the step. Its files have neither rewards
-nor ``dones``, and the environment's name in ``env_args``. Observations may be one dataset, actions a group.
+``states/articulation/robot/joint_position``, which are those after the step. Its files have no rewards and no
+``dones``, and the environment's name in ``env_args``. Observations may be one dataset, actions a group.
 
 Other members with a row a step, such as ``robot_states`` of LIBERO and ``datagen_info`` of MimicGen, are
 further columns if all demonstrations have them alike. What is not read is named in the report.

@@ -1,8 +1,8 @@
 """Zarr replay buffers (Diffusion Policy): ``data/<name>``, arrays of all steps, and ``meta/episode_ends``.
 
 ``episode_ends`` has the number of the row after each episode. Row t has the observation and the action that
-was taken. The observation after the last step is not stored, and neither is the reason of an end: an episode
-is truncated. ``data/action`` are the actions, ``reward`` or ``rewards`` the rewards; the other arrays are the
+was taken. The observation after the last step and the reason of an end are not stored: an episode is
+truncated. ``data/action`` are the actions, ``reward`` or ``rewards`` the rewards; the other arrays are the
 parts of the observation, unless the option ``observations`` names them.
 
 The package zarr (extra ``zarr``) decodes both versions of its format, in folders and zip files. rlio reads

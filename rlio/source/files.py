@@ -241,7 +241,7 @@ def content_of(file: InputFile) -> list[Any]:
     if file.fs is not None:
         return [file.uri, file.size, str(file.fs.ukey(file.path))]
     found = os.stat(file.path)
-    # The time of the last change of the file can be set by anybody, that of its status by nobody.
+    # A program can set the time of a file's last change, but not that of the change of its status.
     return [file.uri, file.size, found.st_mtime_ns, found.st_ctime_ns]
 
 

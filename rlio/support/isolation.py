@@ -38,7 +38,7 @@ _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from rlio.support.isolati
 _MAX_LINE: Final = 256 << 20
 # Seconds that a child has to end after SIGTERM.
 _LAST_WORDS: Final = 5.0
-# glibc reserves 64 MB of address space for each arena, of which there are eight a core by default.
+# glibc reserves 64 MB of address space for each arena, and makes up to eight arenas a core.
 _ARENAS: Final = {"MALLOC_ARENA_MAX": "4"}
 
 

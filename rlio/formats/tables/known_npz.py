@@ -36,7 +36,7 @@ _OGBENCH: Final = frozenset(("observations", "actions", "terminals"))
 _D4RL: Final = frozenset((*_OGBENCH, "rewards"))
 _NEXT: Final = "next_observations"
 _TIMEOUTS: Final = "timeouts"
-#: Names that say that the arrays are somebody else's: rlio's own, and those of flags with another meaning.
+#: Names of other layouts: rlio's own columns, and flags with another meaning.
 _OTHERS: Final = frozenset(
     (Columns.OBS, Columns.NEXT_OBS, Columns.EPS_ID, Columns.T, Columns.DONES, "lengths", "episode_ends")
 ) | {Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID, "masks", "valids", "episode_terminals"}

@@ -135,7 +135,7 @@ class MappedSource:
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
         self._table = table
-        #: Flags of which there is one an episode.
+        #: Flags with one value an episode.
         self._of_episodes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.notes: list[str] = []
         #: Of columns of categories: the code of each.
