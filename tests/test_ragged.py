@@ -102,6 +102,11 @@ class TestRagged:
         Ragged.of(column).values[0] = 17
         assert column[1].tolist() == [17]
 
+    def test_their_bytes_count_in_the_size_of_a_batch(self) -> None:
+        batch = read(SampleBatch(tokens=object_column([np.zeros(100_000, np.int32)] * 3)))
+        assert not batch["tokens"][0].flags.owndata
+        assert batch.size_bytes() >= 3 * 400_000
+
     def test_rows_in_another_order_are_copied(self) -> None:
         column = read(prompts(6))["tokens"]
         for rows in (column[::-1], column[::2], column[[4, 1, 1]], column.copy()):

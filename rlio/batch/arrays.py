@@ -328,14 +328,22 @@ def to_numpy(leaf: Any) -> np.ndarray:
 
 
 def size_bytes(column: Column) -> int:
-    """Memory of the values: elements times their size; for objects, the size that Python reports."""
+    """Memory of the values: elements times their size; for objects, the size that Python reports.
+
+    Arrays in objects count their items, also if they are views.
+    """
     total = 0
     for _, leaf in leaves(column):
         total += leaf.nbytes
         if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
             unique = {id(item): item for item in leaf.flat}
-            total += sum(sys.getsizeof(item) for item in unique.values())
+            total += sum(map(_object_bytes, unique.values()))
     return total
+
+
+def _object_bytes(item: Any) -> int:
+    is_view = isinstance(item, np.ndarray) and not item.flags.owndata
+    return sys.getsizeof(item) + (item.nbytes if is_view else 0)
 
 
 def equal_columns(a: Column, b: Column) -> bool:
