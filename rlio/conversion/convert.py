@@ -462,14 +462,14 @@ def _codecs(batch: Batch) -> dict[tuple[Any, ...], str]:
     }
 
 
-def _videos_of(batch: Batch) -> Iterator[tuple[str, EncodedPicture]]:
-    """The columns of frames of videos, ``new_obs`` as ``obs``: name of the leaf, and its first frame."""
+def _videos_of(batch: Batch) -> Iterator[tuple[str, EncodedPicture, int]]:
+    """The columns of frames of videos, ``new_obs`` as ``obs``: its name, first frame, and rows."""
     for rows in batch.policies().values():
         for name, column in rows.items():
             own = Columns.OBS if name == Columns.NEXT_OBS else name
             for path, leaf in leaves(column):
                 if is_encoded(leaf) and leaf[0].codec == "video":
-                    yield leaf_name(own, path), leaf[0]
+                    yield leaf_name(own, path), leaf[0], len(leaf)
 
 
 class _DatasetTarget:
@@ -547,7 +547,7 @@ class _DatasetTarget:
         if self._as_frames:
             rows = decode_batch(rows)
         elif self._pictures:
-            chosen = {id(first) for name, first in _videos_of(rows) if name in self._pictures}
+            chosen = {id(first) for name, first, _ in _videos_of(rows) if name in self._pictures}
             rows = decode_batch(rows, keep=lambda picture: id(picture) not in chosen)
         self._add(part, rows)
         return partial(digests_of_rows, rows) if isinstance(rows, SampleBatch) else None
@@ -568,7 +568,7 @@ class _DatasetTarget:
         self._pending.append(rows)
         self._pending_part = part
         # A shard of frames of videos is small, but has the footer of as many row groups as one of frames.
-        shown = sum(count * first.nbytes for _, first in _videos_of(rows))
+        shown = sum(rows_of * first.nbytes for _, first, rows_of in _videos_of(rows))
         self._bytes += rows.size_bytes() + shown // _VIDEO_SHARE
         self.written += count
 
