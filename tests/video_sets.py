@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +67,20 @@ def video_set(
     lengths: Sequence[int] = (5, 3, 7),
     cameras: Sequence[str] = CAMERAS,
     shape: tuple[int, ...] = SHAPE,
-    skip: Sequence[int] = (),
+    make: Callable[[int, int, str, tuple[int, ...]], NDArray[np.uint8]] = frame_of,
     **encoding: Any,
 ) -> Path:
-    """A data set; ``skip``: frames that the videos lack."""
+    """A data set; ``make``: its frames; ``encoding``: see `encode`."""
     about: dict[str, Any] = {name: [] for name in ("state", "action", "frame", "episode")}
     for episode, steps in enumerate(lengths):
         about["state"] += [[float(episode), float(t)] for t in range(steps)]
-        about["action"] += [[float(t)] for t in range(steps)]
+        about["action"] += [[float(t), -float(t)] for t in range(steps)]
         about["frame"] += range(steps)
         about["episode"] += [episode] * steps
     table = pa.table(
         {
             "observation.state": pa.array(about["state"], pa.list_(pa.float32(), 2)),
-            "action": pa.array(about["action"], pa.list_(pa.float32(), 1)),
+            "action": pa.array(about["action"], pa.list_(pa.float32(), 2)),
             "next.reward": pa.array(np.array(about["frame"], np.float32)),
             "timestamp": pa.array(np.array(about["frame"], np.float32) / FPS),
             "frame_index": pa.array(about["frame"], pa.int64()),
@@ -90,12 +90,12 @@ def video_set(
         }
     )
     frames = {
-        camera: [[frame_of(episode, t, camera, shape) for t in range(n)] for episode, n in enumerate(lengths)]
+        camera: [[make(episode, t, camera, shape) for t in range(n)] for episode, n in enumerate(lengths)]
         for camera in cameras
     }
     (root / "meta").mkdir(parents=True)
     layout = _write_3 if version.startswith("v3") else _write_2
-    paths = layout(root, table, lengths, frames, skip=skip, **encoding)
+    paths = layout(root, table, lengths, frames, **encoding)
     whole = {"dtype": "int64", "shape": [1], "names": None}
     info = {
         "codebase_version": version,
@@ -117,7 +117,7 @@ def video_set(
                 }
                 for camera in cameras
             },
-            "action": {"dtype": "float32", "shape": [1], "names": None},
+            "action": {"dtype": "float32", "shape": [2], "names": None},
             "next.reward": {"dtype": "float32", "shape": [1], "names": None},
             "timestamp": {"dtype": "float32", "shape": [1], "names": None},
             **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), whole),
