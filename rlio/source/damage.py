@@ -17,13 +17,10 @@ __all__ = ["DAMAGE", "Damage", "SkippedRecord", "damage_named"]
 #: not among it.
 DAMAGE: Final = (
     ArithmeticError,
-    AssertionError,
-    AttributeError,
     EOFError,
     LookupError,
     OSError,
     RuntimeError,  # Also RecursionError and NotImplementedError.
-    TypeError,
     ValueError,
     struct.error,
     zipfile.BadZipFile,

@@ -21,11 +21,14 @@ from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.text_table import TextTable
 from rlio.limits import Limits
+from rlio.mapping import Mapping
 
 _SEPARATORS: Final = b",;\t|"
 _LOOK_BYTES: Final = 1 << 16
 _QUOTED: Final = re.compile(rb'"[^"]*"')
 _NUMBER: Final = re.compile(rb"[-+]?[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?")
+#: The one spelling of a whole number that two texts cannot share.
+_WHOLE: Final = r"^(0|-?[1-9][0-9]*)$"
 
 FORMAT = Format(
     name="csv",
@@ -79,6 +82,35 @@ class CsvTable(TextTable):
         self._names: list[list[str]] = []
         self._separators: list[str] = []
         super().__init__(place, limits=limits)
+
+    def arranged(self, mapping: Mapping) -> Mapping:
+        """Ids and categories are texts, unless they are spelled as whole numbers are; see `Table`."""
+        import pyarrow as pa
+
+        kinds = {field.name: field.type for field in self._schema}
+        ids = kinds.keys() & {*(mapping.episode or ())}
+        whole = sorted(
+            name for name in ids | kinds.keys() & mapping.codes if pa.types.is_integer(kinds[name])
+        )
+        self._read_as_text(ids.difference(whole) | self._spelled_otherwise(whole))
+        return mapping
+
+    def _spelled_otherwise(self, names: Sequence[str]) -> set[str]:
+        """The columns of whole numbers that have another spelling of one, such as 0012 for 12."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found, texts = set[str](), pa.schema([(name, pa.string()) for name in names])
+        for file, blocks in enumerate(self._blocks):
+            for number in range(len(blocks)):
+                rest = [name for name in names if name not in found and name not in self.partitions[file]]
+                if not rest:
+                    break
+                table = self.decode(file, number, rest, texts)
+                found |= {
+                    name for name in rest if not pc.all(pc.match_substring_regex(table[name], _WHOLE)).as_py()
+                }
+        return found
 
     def header(self, stream: IO[bytes]) -> list[str]:
         """See `TextTable`."""
