@@ -1120,12 +1120,6 @@ def test_flags_of_last_rows_are_read_whatever_new_obs_and_lengths_are() -> None:
     still = pd.DataFrame({**sequences(), "x": 0.0, "x2": 0.0})
     rows = rows_of(still, mapping=rlio.Mapping(columns, terminated="done", next_obs=["x2"]))
     assert np.bincount(rows["eps_id"]).tolist() == [7, 5, 9]
-    # After an end, new_obs is the first observation of the next episode.
-    reset = sequences()
-    reset["x2"] = [*reset["x"][1:], 0.0]
-    given = rlio.Mapping(columns, terminated="done", next_obs=["x2"])
-    rows = rows_of(pd.DataFrame(reset), mapping=given)
-    assert np.bincount(rows["eps_id"]).tolist() == [7, 5, 9]
 
 
 def sessions() -> dict[str, Any]:

@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 import rlio
-from rlio.errors import RlioError, SchemaError
+from rlio.errors import CorruptData, MissingColumn, OptionError, RlioError, SchemaError
+from rlio.formats.files.json_files import whole_number
+from rlio.formats.files.value_arrays import one_a_row
+from rlio.source.damage import damage_named
 
 SHORT = {"obs": ["x"], "actions": "a"}
 
@@ -97,3 +102,98 @@ def test_a_list_of_files_is_read_in_its_order(tmp_path: Path) -> None:
     names = [tmp_path / f"{number}.csv" for number in (10, 1, 2)]
     assert rows_of(names, per_file=True)["obs"].ravel().tolist() == [10, 1, 2]
     assert rows_of(tmp_path, per_file=True)["obs"].ravel().tolist() == [1, 2, 10]
+
+
+# ---- ends that new_obs contradicts ----
+
+
+def chained(lengths: tuple[int, ...] = (4, 3, 5), *, resets: bool) -> dict[str, np.ndarray]:
+    """Episodes one after the other; ``resets``: the last new_obs is the first obs of the next episode."""
+    x = np.concatenate([100.0 * e + np.arange(steps) for e, steps in enumerate(lengths)])
+    after, last = x + 1, np.cumsum(lengths) - 1
+    if resets:
+        after[last[:-1]] = x[last[:-1] + 1]
+    done = np.isin(np.arange(len(x)), last)
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    return {
+        "x": x,
+        "x2": after,
+        "a": np.zeros(len(x), int),
+        "done": done,
+        "id": ids,
+        "len": np.array(lengths),
+    }
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"terminated": "done"},
+        {"truncated": "done"},
+        {"episode": "id"},
+        {"episode": "id", "terminated": "done"},
+        {"lengths": "len"},
+        {"ends": "until", "terminated": True},
+        {"starts": "first"},
+    ],
+)
+def test_final_observations_that_are_those_of_the_next_episode_are_refused(ends: dict[str, Any]) -> None:
+    for resets in (True, False):
+        table = chained(resets=resets)
+        table["until"], table["first"] = np.cumsum(table["len"]), np.roll(table["done"], 1)
+        if resets:
+            said = message_of(table, next_obs=["x2"], **ends)
+            assert "next_obs='derive'" in said
+            assert "final_obs" in said
+            assert not rows_of(table, next_obs="derive", **ends)["new_obs_valid"].all()
+        else:
+            assert rows_of(table, next_obs=["x2"], **ends)["new_obs"].ravel().tolist() == table["x2"].tolist()
+
+
+def test_truncations_of_what_goes_on_without_a_jump_are_read_and_noted() -> None:
+    x = np.sin(np.arange(13.0))
+    table = {"x": x[:-1], "x2": x[1:], "a": np.zeros(12), "cut": np.arange(12) % 4 == 3}
+    given = rlio.Mapping(SHORT, truncated="cut", next_obs=["x2"])
+    with rlio.from_arrays(table, mapping=given, epochs=1) as reader:
+        assert any("first obs of the next one" in note for note in reader.source.notes)
+    assert "final observations are lost" in message_of(table, terminated="cut", next_obs=["x2"])
+
+
+@pytest.mark.parametrize(("by", "way"), [(1, "starts='done'"), (-1, r".shift(1)")])
+@pytest.mark.parametrize("kind", ["done", "masks"])
+def test_flags_that_are_a_row_late_or_early_are_refused_with_the_shift(by: int, way: str, kind: str) -> None:
+    table = chained(resets=False)
+    table["done"] = np.roll(table["done"], by)
+    table["done"][0] = False
+    table["masks"] = ~table["done"]
+    way = way if kind == "done" else way.replace("done", "not masks")
+    assert way in message_of(table, next_obs=["x2"], terminated={"done": "done", "masks": "not masks"}[kind])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"terminated": "not masks"}, {"starts": "masks"}, {"truncated": "not masks"}]
+)
+def test_masks_that_are_0_in_first_rows_are_refused_with_their_spelling(wrong: dict[str, str]) -> None:
+    table = {"x": np.arange(7.0), "a": np.arange(7), "masks": [0, 1, 1, 0, 1, 1, 1]}
+    assert "starts='not masks'" in message_of(table, **wrong)
+    assert rows_of(table, starts="not masks")["eps_id"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    with_ids = {**table, "id": [1, 1, 1, 2, 2, 2, 2]}
+    if "starts" not in wrong:
+        assert "starts='not masks'" in message_of(with_ids, episode="id", **wrong)
+
+
+# ---- bugs of ours are no damage ----
+
+
+def test_an_error_that_only_a_bug_raises_is_no_damage() -> None:
+    for error in (AttributeError("x"), AssertionError()):
+        with pytest.raises(type(error)), damage_named("CSV", uri=None):
+            raise error
+
+
+def test_columns_of_another_kind_than_their_meaning_are_refused() -> None:
+    for column in ({"a": np.zeros(3)}, None):
+        with pytest.raises(SchemaError, match="one value a row"):
+            one_a_row("rewards", column)  # type: ignore[arg-type]
+    with pytest.raises(CorruptData, match="expected a JSON object"):
+        whole_number(3, "task_index", uri="tasks.jsonl")

@@ -13,14 +13,15 @@ from rlio.errors import CorruptData, RlioError, excerpt
 
 __all__ = ["DAMAGE", "Damage", "SkippedRecord", "damage_named"]
 
-#: What libraries, and our own code, raise about damaged or forged bytes, see `damage_named`. Out of memory is
-#: not among it.
+#: What decoders raise about damaged or forged bytes, see `damage_named`. Out of memory is not among it, and
+#: neither are AttributeError and AssertionError, which our own bugs raise: these pass.
 DAMAGE: Final = (
     ArithmeticError,
     EOFError,
     LookupError,
     OSError,
     RuntimeError,  # Also RecursionError and NotImplementedError.
+    TypeError,
     ValueError,
     struct.error,
     zipfile.BadZipFile,

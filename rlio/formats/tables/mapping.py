@@ -50,7 +50,9 @@ from rlio.formats.sink import Origin
 from rlio.formats.tables.cuts import stated_lengths
 from rlio.formats.tables.described import describe, described_lists, hint_of, kind_of
 from rlio.formats.tables.doubts import (
+    NOT,
     STEP_NAMES,
+    Followed,
     Restarts,
     advice_of_flags,
     check_first,
@@ -442,7 +444,7 @@ class MappedSource:
         if cuts and not isinstance(mapping, _OwnNames):
             check_flagged(flagged, self._rows, self._flag_names())
         if self._first is not None:
-            check_starts(len(starts), self._rows, ".".join(self._first.path))
+            check_starts(len(starts), self._rows, _spelled(self._first))
         if not self._is_closed:
             self._is_closed = bool(len(flagged)) and int(flagged[-1]) == self._rows - 1
         # No flag in the middle of an episode.
@@ -505,7 +507,7 @@ class MappedSource:
             low, high = np.searchsorted(begin_rows, (start, stop))
             new[begin_rows[low:high] - start] = True
             if firsts:
-                check_first(marks[-1][0], new[0], start, ".".join(firsts[0].path))
+                check_first(marks[-1][0], new[0], start, _spelled(firsts[0]))
                 new |= marks[-1]
             else:
                 new[0] |= before != tuple(values.item(0) for values in ids)
@@ -548,17 +550,16 @@ class MappedSource:
         return found, [_flag(found[flag.path], flag, fills=fills) for flag in flags]
 
     def _flag_names(self) -> list[str]:
-        return [".".join(flag.path) for flag in self._flags if flag is not None]
+        return [_spelled(flag) for flag in self._flags if flag is not None]
 
     def _check_doubts(self) -> None:
         """Refuse what says that the mapping means something else than the table."""
-        names = self._flag_names() if self._first is None else [".".join(self._first.path)]
-        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and names:
-            self._check_next_obs(names)
+        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs:
+            self._check_next_obs()
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
-    def _check_next_obs(self, names: Sequence[str]) -> None:
+    def _check_next_obs(self) -> None:
         """Compare the obs of some rows, from the first end on, with the new_obs of the rows before."""
         ends = np.array(self._starts[1:], np.int64) - 1
         start = int(ends[0])
@@ -566,15 +567,18 @@ class MappedSource:
         stop = min(start + rows, next(row for row in self._file_starts if row > start))
         if stop - start < 2 or Columns.OBS not in self._specs:
             return
-        now, after = (self._built(name, start, stop) for name in (Columns.OBS, Columns.NEXT_OBS))
-        check_followed(
-            now,
-            after,
-            np.isin(np.arange(start, stop), ends),
-            names,
-            cuts=not self._ids and self._table.lengths is None and not self._map.lengths,
+        episodes = range(int(np.searchsorted(ends, stop - 1)) + 1)
+        flags = self._loaded(episodes, start, stop, frozenset((Columns.TERMINATEDS,)))
+        compared = Followed(
+            *(self._built(name, start, stop) for name in (Columns.OBS, Columns.NEXT_OBS)),
+            ends=np.isin(np.arange(start, stop), ends),
+            terminated=flags[Columns.TERMINATEDS],
             row=start,
         )
+        names = self._flag_names() if self._first is None else [_spelled(self._first)]
+        cuts = not self._ids and self._table.lengths is None and not self._map.lengths
+        if found := check_followed(compared, names, cuts=cuts):
+            self.notes.append(found)
 
     def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
         """Columns that count steps, and whether they are mapped."""
@@ -858,6 +862,11 @@ def _coded(
             column=name,
         )
     return np.array(found, np.int64)
+
+
+def _spelled(flag: _Flag) -> str:
+    """The flag as a mapping names it."""
+    return NOT * flag.is_inverted + ".".join(flag.path)
 
 
 def _flag(value: Any, flag: _Flag, *, fills: bool) -> NDArray[np.bool_]:
