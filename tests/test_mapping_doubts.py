@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import rlio
-from rlio.errors import CorruptData, MissingColumn, OptionError, RlioError, SchemaError
+from rlio.errors import CorruptData, MissingColumn, OptionError, RlioError, SchemaError, UnknownLayout
 from rlio.formats.files.json_files import whole_number
 from rlio.formats.files.value_arrays import one_a_row
 from rlio.source.damage import damage_named
@@ -197,3 +201,187 @@ def test_columns_of_another_kind_than_their_meaning_are_refused() -> None:
             one_a_row("rewards", column)  # type: ignore[arg-type]
     with pytest.raises(CorruptData, match="expected a JSON object"):
         whole_number(3, "task_index", uri="tasks.jsonl")
+
+
+# ---- padding that is not stated ----
+
+LENGTHS = np.array([8, 3, 5, 2])
+PADDED = {"obs": "x", "actions": "a", "rewards": "r"}
+
+
+def padded(value: float, *, left: bool) -> dict[str, np.ndarray]:
+    """Arrays (episodes, 8, ...) in which padding has a value; actions of steps are above 0."""
+    time = np.arange(8)
+    mask = time >= 8 - LENGTHS[:, None] if left else time < LENGTHS[:, None]
+    x = np.random.default_rng(0).normal(size=(4, 8, 2))
+    return {
+        "x": np.where(mask[:, :, None], x, value),
+        "a": np.where(mask, time + 1, 0),
+        "r": np.where(mask, 0.5, value),
+        "n": LENGTHS,
+        "mask": mask,
+        "is_pad": ~mask,
+    }
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("value", [np.nan, 0.0, -1.0])
+def test_padding_is_left_out_on_either_side(value: float, left: bool) -> None:
+    table = padded(value, left=left)
+    for fields in ({"valid": "mask"}, {"valid": "not is_pad"}, *([] if left else [{"lengths": "n"}])):
+        rows = rows_of(table, columns=PADDED, per_row=True, **fields)
+        assert np.bincount(rows["eps_id"]).tolist() == LENGTHS.tolist()
+        assert (rows["actions"] > 0).all()
+        assert not np.isin(rows["obs"], value).any()
+    if left:
+        assert "valid='mask'" in message_of(table, columns=PADDED, per_row=True, lengths="n")
+    for opposite in ("is_pad", "not mask"):
+        said = message_of(table, columns=PADDED, per_row=True, valid=opposite)
+        assert f"valid={'not is_pad' if opposite == 'is_pad' else 'mask'!r}" in said
+
+
+@pytest.mark.parametrize(("value", "left"), [(np.nan, False), (np.nan, True), (0.0, False)])
+def test_padding_without_lengths_is_refused(value: float, left: bool, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **padded(value, left=left))
+    for source in (padded(value, left=left), tmp_path / "a.npz"):
+        said = message_of(source, columns=PADDED, per_row=True)
+        assert "lengths=" in said
+        assert "valid=" in said
+
+
+def test_padding_far_from_the_first_episodes_is_refused_when_it_is_read() -> None:
+    x = np.random.default_rng(0).normal(size=(100, 4, 2))
+    x[99, 2:] = np.nan
+    said = message_of({"x": x, "a": np.zeros((100, 4))}, columns={"obs": "x", "actions": "a"}, per_row=True)
+    assert "row 99" in said
+
+
+def test_values_that_only_some_columns_lack_are_no_padding() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 8, 2))
+    force = np.full((4, 8, 1), np.nan)
+    force[:, 0] = 1
+    table = {"x": x, "force": force, "a": np.zeros((4, 8)), "r": np.zeros((4, 8))}
+    columns = {**PADDED, "obs": {"x": "x", "force": "force"}}
+    assert len(rows_of(table, columns=columns, per_row=True)) == 32
+
+
+def test_padding_between_steps_is_refused() -> None:
+    table = padded(0.0, left=False)
+    table["mask"][0, 3] = False
+    assert "row 0 follow padding" in message_of(table, columns=PADDED, per_row=True, valid="mask")
+
+
+def test_one_reward_an_episode_is_refused_with_the_way_out() -> None:
+    table = {"x": np.ones((2, 3, 2)), "a": np.ones((2, 3)), "r": np.ones(2)}
+    assert "the return of the episode" in message_of(table, columns=PADDED, per_row=True)
+
+
+# ---- keys with dots ----
+
+
+def test_keys_with_dots_are_named_as_they_are(tmp_path: Path) -> None:
+    rows = [
+        {"x": n, "a": n, "done": n in (2, 4), "info": {"TimeLimit.truncated": n == 2, "b.c": {"d.e": n}}}
+        for n in range(5)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    columns = {"obs": ["info.b.c.d.e"], "actions": "a"}
+    for source in (
+        tmp_path / "a.jsonl",
+        tmp_path / "a.parquet",
+        pa.Table.from_pylist(rows),
+        pd.DataFrame(rows),
+    ):
+        found = rows_of(source, columns, terminated="done", truncated="info.TimeLimit.truncated")
+        assert found["obs"].ravel().tolist() == [0, 1, 2, 3, 4]
+        assert found["truncateds"].tolist() == [False, False, True, False, False]
+    said = message_of(tmp_path / "a.jsonl", MissingColumn, columns={"obs": "info.b.q"}, terminated="done")
+    assert "no part 'b'" in said
+
+
+# ---- flags of episodes that are single values ----
+
+
+def put_episodes(root: Path, shape: tuple[int, ...]) -> dict[Path, dict[str, Any]]:
+    """Episodes of 3, 1 and 4 steps, each a file or group with one flag; the second does not terminate."""
+    found: dict[Path, dict[str, Any]] = {root / name: {"per_file": True} for name in ("npz", "hdf5")}
+    for path in found:
+        path.mkdir(parents=True)
+    with h5py.File(root / "groups.hdf5", "w") as groups:
+        for number, steps in enumerate((3, 1, 4)):
+            arrays = {
+                "x": np.full((steps, 1), number),
+                "a": np.arange(steps),
+                "ok": np.full(shape, number != 1),
+            }
+            np.savez(root / "npz" / f"{number}.npz", **arrays)
+            with h5py.File(root / "hdf5" / f"{number}.h5", "w") as file:
+                for name, array in arrays.items():
+                    file[name] = array
+                    groups[f"data/demo_{number}/{name}"] = array
+    return {**found, root / "groups.hdf5": {"episode": "data/demo_*"}}
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_flag_in_each_file_or_group_is_that_of_its_episode(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    columns = {"obs": "x", "actions": "a"}
+    for path, fields in put_episodes(tmp_path, shape).items():
+        rows = rows_of(path, columns, terminated="ok", **fields)
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [2, 7]
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
+        rows = rows_of(path, columns, truncated="not ok", next_obs="derive", **fields)
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
+        if path.is_dir():
+            said = message_of(path, columns=columns, terminated="ok")
+            assert "per_file=True" in said
+
+
+def test_one_flag_beside_longer_observations_is_that_of_the_episode(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for number in range(2):
+            for name, array in (("x", np.zeros((4, 2))), ("a", np.zeros(3)), ("ok", np.bool_(number))):
+                file[f"traj_{number}/{name}"] = array
+    rows = rows_of(tmp_path / "a.hdf5", {"obs": "x", "actions": "a"}, episode="traj_*", terminated="ok")
+    assert (len(rows), np.flatnonzero(rows["terminateds"]).tolist()) == (6, [5])
+
+
+def test_a_flag_of_another_shape_in_a_later_group_is_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for number, ok in enumerate((np.zeros(()), np.zeros(2))):
+            for name, array in (("x", np.zeros((3, 2))), ("a", np.zeros(3)), ("ok", ok)):
+                file[f"traj_{number}/{name}"] = array
+    said = message_of(
+        tmp_path / "a.hdf5", columns={"obs": "x", "actions": "a"}, episode="traj_*", terminated="ok"
+    )
+    assert "expected one number or flag" in said
+
+
+# ---- separators that are not found ----
+
+
+@pytest.mark.parametrize("separator", ["::", " ", "   ", "||", "\t\t", ":", "~", "\x01"])
+def test_separators_that_are_not_found_by_looking_are_named(separator: str, tmp_path: Path) -> None:
+    path, names = tmp_path / "a.csv", ["id", "x", "a"]
+    path.write_text(
+        "".join(separator.join(row) + "\n" for row in (names, ["1", "2.5", "3"], ["1", "3", "4"]))
+    )
+    said = message_of(path, UnknownLayout, columns=SHORT, episode="id")
+    assert "pandas.read_csv" in said
+    if len(separator) == 1:
+        assert rows_of(path, options={"delimiter": separator}, episode="id")["actions"].tolist() == [3, 4]
+    else:
+        with pytest.raises(OptionError, match="engine='python'"):
+            rows_of(path, options={"delimiter": separator}, episode="id")
+        pattern = ast.literal_eval(said.partition("sep=")[2].partition(", engine")[0])
+        frame = pd.read_csv(path, sep=pattern, engine="python")
+        assert rows_of(frame, episode="id")["actions"].tolist() == [3, 4]
+
+
+def test_a_column_whose_name_has_a_blank_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("first x,a,id\n1,2,3\n")
+    assert rows_of(tmp_path / "a.csv", {"obs": ["first x"], "actions": "a"}, episode="id")[
+        "obs"
+    ].tolist() == [[1]]

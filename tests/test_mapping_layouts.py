@@ -355,7 +355,7 @@ def test_arrays_of_episodes_and_steps_are_read_without_their_padding(final: bool
             assert ("new_obs" in found) == final
         assert len(rows_of(source, columns=PLAIN, per_row=True)) == 21
         text = message_of(source, columns=PLAIN, per_row=True, valid="is_pad")
-        assert "row 0 follows padding" in text
+        assert "row 0 follow padding" in text
         assert "valid='not is_pad'" in text
 
 

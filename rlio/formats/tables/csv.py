@@ -27,6 +27,8 @@ _SEPARATORS: Final = b",;\t|"
 _LOOK_BYTES: Final = 1 << 16
 _QUOTED: Final = re.compile(rb'"[^"]*"')
 _NUMBER: Final = re.compile(rb"[-+]?[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?")
+#: What may part values and is not found by looking: several characters, or blanks.
+_LONG: Final = re.compile(rb"(?<=\w)(?:[~^#$&@!:/]+| +|[\x01-\x08\x1f])(?=\w)")
 #: The one spelling of a whole number that two texts cannot share.
 _WHOLE: Final = r"^(0|-?[1-9][0-9]*)$"
 
@@ -39,6 +41,14 @@ FORMAT = Format(
     advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
 )
+
+
+def _way(separator: object) -> str:
+    """How text with a separator of several characters is read, to be appended."""
+    if not isinstance(separator, str) or not separator:
+        return ""
+    text = r"\s+" if separator.isspace() or separator == r"\s+" else re.escape(separator)
+    return f"; otherwise pass pandas.read_csv(path, sep={excerpt(text)}, engine='python') to rlio.read"
 
 
 class CsvTable(TextTable):
@@ -71,7 +81,7 @@ class CsvTable(TextTable):
     ) -> None:
         for name, value in (("delimiter", delimiter), ("comment", comment)):
             if value is not None and (not isinstance(value, str) or len(value) != 1):
-                raise OptionError(f"{name}={excerpt(value)}: expected one character")
+                raise OptionError(f"{name}={excerpt(value)}: expected one character{_way(value)}")
         if decimal not in (".", ","):
             raise OptionError(f"decimal={excerpt(decimal)}: expected '.' or ','")
         if names is not None and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
@@ -126,6 +136,8 @@ class CsvTable(TextTable):
             return self._take_given(stream, start)
         if line.count(self._separators[-1].encode()) >= self.limits.columns:
             raise UnsafeData(f"more than {self.limits.columns} columns")
+        if self._delimiter is None:
+            self._refuse_long_separators(stream, line)
         table = self.parse(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
         if len(table):
             raise CorruptData(
@@ -148,6 +160,19 @@ class CsvTable(TextTable):
         stream.seek(start)
         self._names.append(self._given)
         return self._given
+
+    def _refuse_long_separators(self, stream: IO[bytes], line: bytes) -> None:
+        """Refuse names and a row that several characters part, or one that is not found by looking."""
+        separator, here = self._separators[-1].encode(), stream.tell()
+        row = stream.readline(self.limits.line_bytes)
+        stream.seek(here)
+        found = _LONG.search(line) if separator not in line else None
+        long = found[0] if found else 2 * separator
+        if long in row and (found or 2 * line.count(long) == line.count(separator) > 0):
+            raise UnknownLayout(
+                f"{excerpt(long.decode())} seems to part the values: expected one of , ; | and tab, or "
+                f"another character in format_options={{'delimiter': ...}}{_way(long.decode())}"
+            )
 
     @staticmethod
     def _refuse_numbers(names: Sequence[str]) -> None:

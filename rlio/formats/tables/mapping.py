@@ -431,7 +431,9 @@ class MappedSource:
         forced += self._file_starts if mapping.per_file else []
         begin_rows = np.unique(np.array([0, *forced], np.int64))
         self._numbers_ids = not ids
-        if stated is not None:
+        if stated is None and mapping.per_file and not ids:  # Its flags are those of files.
+            self._take_flags_of_episodes(self._table.rows)
+        elif stated is not None or self._table.of_episodes:
             self._take_flags_of_episodes(stated)
         #: Whether the last episode is known to be complete.
         self._is_closed = bool(ids or forced)
@@ -461,15 +463,22 @@ class MappedSource:
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
         return [int(row) for row in starts]
 
-    def _take_flags_of_episodes(self, lengths: Sequence[int]) -> None:
+    def _take_flags_of_episodes(self, lengths: Sequence[int] | None) -> None:
         """Take in flags of which an array has one an episode, not one a row."""
-        table, counts = self._table, [*accumulate(lengths, initial=0)]
+        table = self._table
+        if lengths is None:
+            raise SchemaError(
+                f"found one flag in {excerpt(sorted(table.of_episodes)[0])}, expected one a row: pass "
+                "per_file=True if each file is an episode, or say in lengths= or ends= where episodes end"
+            )
+        counts = [*accumulate(lengths, initial=0)]
         # Episodes of each file, and which of all have rows.
         of_files = np.diff(np.searchsorted(counts, self._file_starts, side="left"))
         has_rows = np.array(lengths, np.int64) > 0
         for flag in self._flags:
-            if flag is None or all(
-                table.count(file, flag.path[0]) == rows for file, rows in enumerate(table.rows)
+            if flag is None or (
+                flag.path[0] not in table.of_episodes
+                and all(table.count(file, flag.path[0]) == rows for file, rows in enumerate(table.rows))
             ):
                 continue
             found = [table.array(file, flag.path[0]) for file in range(len(table.rows))]
@@ -570,7 +579,8 @@ class MappedSource:
         episodes = range(int(np.searchsorted(ends, stop - 1)) + 1)
         flags = self._loaded(episodes, start, stop, frozenset((Columns.TERMINATEDS,)))
         compared = Followed(
-            *(self._built(name, start, stop) for name in (Columns.OBS, Columns.NEXT_OBS)),
+            self._built(Columns.OBS, start, stop),
+            self._built(Columns.NEXT_OBS, start, stop),
             ends=np.isin(np.arange(start, stop), ends),
             terminated=flags[Columns.TERMINATEDS],
             row=start,
