@@ -186,6 +186,107 @@ def test_masks_that_are_0_in_first_rows_are_refused_with_their_spelling(wrong: d
         assert "starts='not masks'" in message_of(with_ids, episode="id", **wrong)
 
 
+# ---- rows of several environments in turn ----
+
+
+def interleaved() -> pd.DataFrame:
+    """Two environments in turn, whose episodes have 6 and 4 steps; 12 steps of each."""
+    rows = [(t, env, t % (6, 4)[env]) for t in range(12) for env in range(2)]
+    return pd.DataFrame(
+        {
+            "env_id": [env for _, env, _ in rows],
+            "time": range(len(rows)),
+            "step": [step for _, _, step in rows],
+            "x": [100.0 * env + t for t, env, _ in rows],
+            "x2": [100.0 * env + t + (0.5 if step == (5, 3)[env] else 1) for t, env, step in rows],
+            "a": [env for _, env, _ in rows],
+            "done": [step == (5, 3)[env] for _, env, step in rows],
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("without", "fields"),
+    [
+        ([], {}),
+        ([], {"next_obs": "derive"}),
+        (["env_id"], {"next_obs": "derive"}),
+        (["env_id", "step"], {"next_obs": ["x2"]}),
+    ],
+)
+def test_rows_of_several_environments_in_turn_are_refused(without: list[str], fields: dict[str, Any]) -> None:
+    log = interleaved()
+    assert "interleaved" in message_of(log.drop(columns=without), terminated="done", **fields)
+    done = log["done"].astype(int)
+    log["part"] = done.groupby(log["env_id"]).cumsum() - done
+    rows = rows_of(log, terminated="done", episode=["env_id", "part"], sort="time", **fields)
+    assert np.bincount(rows["eps_id"]).tolist() == [6, 4, 4, 6, 4]
+    assert "name both in episode=" in message_of(log, terminated="done", episode="env_id", sort="time")
+
+
+def test_rows_that_do_not_follow_each_other_are_noted() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 1))
+    given = rlio.Mapping({"obs": "x", "actions": "a"}, terminated="done", next_obs="x2")
+    table = {"x": x, "x2": x + 1, "a": np.zeros(20), "done": np.arange(20) % 10 == 9}
+    with rlio.from_arrays(table, mapping=given, epochs=1) as reader:
+        assert any("rows seem to be missing" in note for note in reader.source.notes)
+
+
+def test_arrays_of_steps_and_environments_are_refused_with_the_way_out() -> None:
+    table = {
+        "x": np.zeros((16, 4, 3)),
+        "a": np.zeros((16, 4, 2)),
+        "r": np.zeros((16, 4)),
+        "d": np.zeros((16, 4)),
+    }
+    for fields in ({"terminated": "d"}, {"per_file": True}):
+        assert "swapaxes(0, 1)" in message_of(table, columns=PADDED, **fields)
+
+
+# ---- values ----
+
+
+def test_bytes_are_categories_and_parts_of_structured_arrays_are_named(tmp_path: Path) -> None:
+    x = np.zeros(3, [("pos", ">f4", (2,)), ("vel", "f4")])
+    np.savez(tmp_path / "a.npz", x=x, a=np.array([b"r", b"l", b"r"]), done=[0, 0, 1])
+    rows = rows_of(
+        tmp_path / "a.npz",
+        {"obs": {"p": "x.pos", "v": "x.vel"}, "actions": "a"},
+        terminated="done",
+        codes="a",
+    )
+    assert rows["actions"].tolist() == [1, 0, 1]
+    assert rows["obs"]["p"].dtype == np.dtype("f4")  # In the byte order of this machine.
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
+        (b"id,x,a\n1,1.5,0,7,8\n", "one list a row"),
+        ("id,x,a\n1,1.5,0\n".encode("utf-16"), "encoding="),
+        ("id,x,\xe4\n1,1.5,0\n".encode("latin-1"), "encoding="),
+        (b'id,x,a\n1,"1,234.5",0\n', "thousands=','"),
+        (b"id,x,a\n1,None,0\n1,2.5,0\n", "missing values"),
+        (b"id,x,a\n1,2.5,NaN\n1,2.5,0\n", "drop or fill"),
+    ],
+)
+def test_text_that_is_refused_says_the_way_out(text: bytes, way: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(text)
+    assert way in message_of(tmp_path / "a.csv", RlioError, episode="id")
+
+
+def test_the_separator_that_excel_writes_above_the_names_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("sep=;\nid;x;a\n1;1.5;0\n")
+    assert rows_of(tmp_path / "a.csv", episode="id")["obs"].tolist() == [[1.5]]
+
+
+def test_files_of_one_step_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    for number in range(2):
+        np.savez(tmp_path / f"{number}.npz", x=np.zeros(15), a=np.zeros(7))
+    said = message_of(tmp_path, columns={"obs": "x", "actions": "a"}, per_file=True, next_obs="derive")
+    assert "each file is one step" in said
+
+
 # ---- bugs of ours are no damage ----
 
 

@@ -27,6 +27,9 @@ _SEPARATORS: Final = b",;\t|"
 _LOOK_BYTES: Final = 1 << 16
 _QUOTED: Final = re.compile(rb'"[^"]*"')
 _NUMBER: Final = re.compile(rb"[-+]?[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?")
+_UNEVEN: Final = re.compile(r"Expected \d+ columns, got \d+")
+#: The separator, as Excel has it in a line of its own.
+_EXCEL: Final = re.compile(rb'"?sep=.?"?\s*')
 #: What may part values and is not found by looking: several characters, or blanks.
 _LONG: Final = re.compile(rb"(?<=\w)(?:[~^#$&@!:/]+| +|[\x01-\x08\x1f])(?=\w)")
 #: The one spelling of a whole number that two texts cannot share.
@@ -138,6 +141,13 @@ class CsvTable(TextTable):
             raise UnsafeData(f"more than {self.limits.columns} columns")
         if self._delimiter is None:
             self._refuse_long_separators(stream, line)
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptData(
+                f"{excerpt(str(error))}: expected UTF-8; if the file has another encoding, such as utf-16 or "
+                "latin-1, pass pandas.read_csv(path, encoding=...) to rlio.read"
+            ) from error
         table = self.parse(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
         if len(table):
             raise CorruptData(
@@ -192,6 +202,8 @@ class CsvTable(TextTable):
         """
         mark, last, start = self._comment or b"#", b"", 0
         line = line.removeprefix(codecs.BOM_UTF8)
+        if _EXCEL.fullmatch(line):
+            line = stream.readline(self.limits.line_bytes)
         while line.startswith(mark):
             start, last = stream.tell(), line[len(mark) :].strip() + b"\n"
             line = stream.readline(self.limits.line_bytes)
@@ -266,6 +278,12 @@ class CsvTable(TextTable):
                 raise CorruptData(
                     f"not readable as CSV: {excerpt(str(error))}; if the lines that begin with # are "
                     "comments, pass format_options={'comment': '#'}"
+                ) from error
+            if _UNEVEN.search(str(error)):
+                raise CorruptData(
+                    f"not readable as CSV: {excerpt(str(error))}; if the last values of a row are a list, "
+                    "which the separator parts too, read the lines yourself, and pass one list a row to "
+                    "rlio.from_arrays; delete lines with other notes"
                 ) from error
             raise
 

@@ -25,11 +25,13 @@ from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.value_arrays import flags_in
 
 __all__ = [
+    "ENV_NAMES",
     "NOT",
     "STEP_NAMES",
     "Followed",
     "Restarts",
     "advice_of_flags",
+    "check_env",
     "check_first",
     "check_flagged",
     "check_followed",
@@ -44,6 +46,15 @@ STEP_NAMES: Final = frozenset(
     for prefix in ("", "episode_", "env_")
     for name in ("t", "step", "steps", "timestep", "time_step", "step_id", "step_idx", "step_index")
 ) | {"frame_index", "step_num", "step_number", "step_count", "timesteps"}
+
+#: Names of columns that tell environments apart whose rows may be interleaved, in lower case.
+ENV_NAMES: Final = frozenset(
+    f"{name}{tail}"
+    for name in ("env", "environment", "worker", "actor")
+    for tail in ("", "_id", "_idx", "_index", "_num", "_number", "_rank")
+)
+#: Most environments whose rows may be interleaved, see `check_followed`.
+_MOST_ENVS: Final = 256
 
 #: What a flag that is true where a column is 0 begins with, in a mapping.
 NOT: Final = "not "
@@ -182,15 +193,17 @@ def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
     Returns:
         What the user should know if rows may go on after an end; "": nothing.
     """
-    pairs = [(leaf, dict(leaves(rows.new_obs)).get(path)) for path, leaf in leaves(rows.obs)]
-    goes_on, moves = np.ones(len(rows.ends) - 1, np.bool_), np.zeros(len(rows.ends) - 1)
-    for one, other in pairs:
-        if other is None or one.shape != other.shape or one.dtype.kind not in "biuf":
-            return ""
-        now, after = (leaf.reshape(len(leaf), -1).astype(np.float64) for leaf in (one, other))
-        goes_on &= np.where(np.isnan(after[:-1]), np.isnan(now[1:]), after[:-1] == now[1:]).all(axis=1)
-        moves += np.nan_to_num(np.abs(after[:-1] - now[:-1]), posinf=0.0).sum(axis=1)
+    found = _goes_on(rows)
+    if found is None:
+        return ""
+    goes_on, moves = found
     flagged = rows.ends[:-1]
+    if moves.any() and (breaks := int((~goes_on & ~flagged).sum())) * 2 > len(goes_on):
+        _check_interleaved(rows)
+        return (
+            f"In {breaks} of {len(goes_on)} compared rows from row {rows.row} on, new_obs is not the obs of "
+            "the next row of the episode: rows seem to be missing, or in another order."
+        )
     if not flagged.any() or not moves.any() or not goes_on[flagged].any():
         return ""
     elsewhere = bool(goes_on[flagged].all() and (~goes_on & ~flagged).any())
@@ -204,6 +217,40 @@ def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
             column=_column_of(names),
         )
     return _check_resets(rows, flagged, moves) if goes_on.all() else ""
+
+
+def _goes_on(rows: Followed) -> tuple[NDArray[np.bool_], NDArray[np.float64]] | None:
+    """Of each row, whether its ``new_obs`` is the ``obs`` of the next, and how far it is from its ``obs``.
+
+    None: they are no numbers that can be compared.
+    """
+    goes_on, moves = np.ones(len(rows.ends) - 1, np.bool_), np.zeros(len(rows.ends) - 1)
+    others = dict(leaves(rows.new_obs))
+    for path, one in leaves(rows.obs):
+        other = others.get(path)
+        if other is None or one.shape != other.shape or one.dtype.kind not in "biuf":
+            return None
+        now, after = (leaf.reshape(len(leaf), -1).astype(np.float64) for leaf in (one, other))
+        goes_on &= np.where(np.isnan(after[:-1]), np.isnan(now[1:]), after[:-1] == now[1:]).all(axis=1)
+        moves += np.nan_to_num(np.abs(after[:-1] - now[:-1]), posinf=0.0).sum(axis=1)
+    return goes_on, moves
+
+
+def _check_interleaved(rows: Followed) -> None:
+    """Refuse rows of several environments in turn: ``new_obs`` is the ``obs`` some rows later."""
+    others = dict(leaves(rows.new_obs))
+    keys: list[list[int]] = [[], []]
+    for row in range(len(rows.ends)):
+        for each, parts in zip(keys, (dict(leaves(rows.obs)), others), strict=True):
+            each.append(hash(tuple(leaf[row].astype(np.float64).tobytes() for leaf in parts.values())))
+    now, after = map(np.array, keys)
+    for apart in range(2, min(_MOST_ENVS, len(now) // 2) + 1):
+        if (after[:-apart] == now[apart:]).mean() > 0.5:
+            raise SchemaError(
+                f"the new_obs of most rows is the obs {apart} rows later: rows of {apart} environments seem "
+                f"to be interleaved, expected those of an episode together; {_WAY_OF_ENVS}",
+                column="new_obs",
+            )
 
 
 def _late_or_early(flagged: NDArray[np.bool_], goes_on: NDArray[np.bool_], name: str) -> str:
@@ -241,6 +288,34 @@ def _check_resets(rows: Followed, flagged: NDArray[np.bool_], moves: NDArray[np.
     return f"{found[0].upper()}{found[1:]}: truncations seem to cut what goes on; {lost}."
 
 
+#: What to do with rows of several environments.
+_WAY_OF_ENVS: Final = (
+    "name the column of the environment in episode=, and what orders its rows in sort=; if flags end "
+    "episodes within it, number them: done = log['done'].astype(int), log['part'] = "
+    "done.groupby(log['env']).cumsum() - done, episode=['env', 'part']"
+)
+
+
+def check_env(name: str, values: NDArray[Any], before: Any, is_first: NDArray[np.bool_], row: int) -> None:
+    """Refuse a column that tells environments apart, and changes within an episode.
+
+    Args:
+        name: The column.
+        values: Its values in some rows.
+        before: Its value in the row before these.
+        is_first: Which of the rows are the first of an episode.
+        row: Number of the first of these rows.
+    """
+    changes = np.concatenate([[before is not None and values[0] != before], values[1:] != values[:-1]])
+    if (wrong := changes & ~is_first).any():
+        at = int(wrong.argmax())
+        raise SchemaError(
+            f"row {row + at}: {excerpt(name)} changes within an episode: rows of several environments seem "
+            f"to be interleaved, expected those of an episode together; {_WAY_OF_ENVS}",
+            column=name,
+        )
+
+
 class Restarts:
     """Looks for a step number that begins again within an episode, over stretches of rows in their order.
 
@@ -255,6 +330,7 @@ class Restarts:
         self._name, self._starts, self._in_order, self._skips = name, starts, in_order, skips_last
         self._first: Any = None
         self._before: Any = None
+        self._same = self._steps = 0
 
     def look(self, start: int, values: NDArray[Any]) -> None:
         """Take in the next rows, from row ``start``.
@@ -272,6 +348,8 @@ class Restarts:
         first[episode[is_first] - low] = values[is_first]
         before = np.concatenate([values[:1] if self._before is None else self._before, values[:-1]])
         back = (values < before) & ~is_first
+        self._same += int(((values == before) & ~is_first).sum())
+        self._steps += int(((values > before) & ~is_first).sum())
         wrong = back & (values == first[episode - low])
         if self._in_order:
             wrong |= back & (values + 1 < before)
@@ -283,8 +361,19 @@ class Restarts:
             raise SchemaError(
                 f"row {start + at}: {name} goes back from {before[at]} to {values[at]} within an episode: "
                 "expected one that goes on; name a further column in episode=[...] that changes there, such "
-                f"as log['part'] = (log[{name}].diff() < 0).cumsum(), or sort the table; if it is no step "
-                f"number, map it under a name of your own: columns={{'phase': {name}}}",
+                f"as log['part'] = (log[{name}].diff() < 0).cumsum(), or sort the table, if rows of "
+                "several environments are interleaved; if it is no step number, map it under a name of "
+                f"your own: columns={{'phase': {name}}}",
+                column=self._name,
+            )
+
+    def finish(self) -> None:
+        """Refuse steps of which as many repeat the step before as go on, if rows must go on."""
+        if self._in_order and 0 < self._steps <= self._same:
+            raise SchemaError(
+                f"{excerpt(self._name)} repeats the step before in {self._same} rows, and goes on in "
+                f"{self._steps}: rows of several environments seem to be interleaved, or rows are there "
+                f"twice; expected those of an episode in their order; {_WAY_OF_ENVS}",
                 column=self._name,
             )
 
@@ -314,6 +403,7 @@ def check_one_step(columns: Mapping[str, Any], *, has_flags: bool) -> None:
     shapes = {name: leaves(columns[name])[0][1].shape[1:] for name in (Columns.OBS, *names)}
     raise SchemaError(
         f"found rows of the shapes {excerpt(shapes)}: each seems to be an episode of {steps} steps, expected "
-        "one step a row: pass per_row=True if each row is an episode",
+        "one step a row: pass per_row=True if each row is an episode; if the arrays have the shape (steps, "
+        "environments, ...), swap these axes first, as in obs.swapaxes(0, 1)",
         column=Columns.OBS,
     )

@@ -87,7 +87,8 @@ def _part(found: Any, tried: Sequence[str], path: tuple[str, ...]) -> tuple[Any,
         known = {key for row in parts for key in row}
         key = next((key for key in tried if key in known), tried[0])
         return np.array([row.get(key) for row in parts]), key
-    key = next((key for key in tried if isinstance(parts, dict) and key in parts), "")
+    names = parts.dtype.names or () if isinstance(parts, np.ndarray) else parts
+    key = next((key for key in tried if isinstance(names, dict | tuple) and key in names), "")
     if not key:
         raise MissingColumn(
             f"the column {excerpt(path[0])} has no part {excerpt(tried[-1])}{_way(found)}",

@@ -187,7 +187,9 @@ class Table:
         if rows != self.rows[file]:
             raise SchemaError(
                 f"found {rows} rows, expected {self.rows[file]} as in other columns"
-                + "; if it belongs to the file as an episode, pass per_file=True" * (rows == 1),
+                + "; if it belongs to the file as an episode, pass per_file=True" * (rows == 1)
+                + "; if each file is one step, load all, and pass their stacked arrays to rlio.from_arrays"
+                * (rows > 1 and len(self.files) > 1 and self.holds_arrays),
                 column=name,
             )
 
