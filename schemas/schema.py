@@ -326,7 +326,7 @@ class _Rows:
     def check_pictures(self, values: NDArray[Any], leaf: Leaf, missing: NDArray[np.bool_] | None) -> None:
         """Refuse rows without a picture, unless they have no ``new_obs``."""
         for row, picture in enumerate(values.tolist()):
-            if not picture.data and (missing is None or not missing[row]):
+            if picture.is_none and (missing is None or not missing[row]):
                 with self._row(row):
                     raise SchemaError("found no picture, expected the bytes of one", column=leaf.name)
 
@@ -552,6 +552,11 @@ class Schema:
     def has_pictures(self) -> bool:
         """Whether a column has encoded pictures."""
         return any(spec.kind == "picture" for spec in self.columns.values())
+
+    @cached_property
+    def has_videos(self) -> bool:
+        """Whether a column has frames of videos, which are stored beside the shards."""
+        return any(spec.codec == "video" for spec in self.columns.values())
 
     @cached_property
     def stacked(self) -> dict[str, tuple[str, FrameStack]]:
