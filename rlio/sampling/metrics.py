@@ -200,9 +200,7 @@ class Counts:
     def total(cls, parts: Sequence[Counts]) -> Counts:
         """Return the sum of all."""
         found: dict[str, Any] = {
-            name: sum(getattr(part, name) for part in parts)
-            for name in cls.__slots__
-            if name not in _BY_ID
+            name: sum(getattr(part, name) for part in parts) for name in cls.__slots__ if name not in _BY_ID
         }
         for name in _BY_ID:
             found[name] = Counter()
