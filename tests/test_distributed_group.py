@@ -142,6 +142,19 @@ def test_no_worker_is_asked_for_more_than_may_be_in_flight(pair: Pair) -> None:
     check_rows(columns_of([fragment.batch for fragment in found]))
 
 
+def test_all_fragments_that_have_arrived_come_in_one_call_and_in_the_order_of_each_worker(pair: Pair) -> None:
+    assert pair.group.submit(3) == 6
+    pair.group.foreach_worker(RolloutWorker.assert_healthy)  # After their requests.
+    found = pair.group.ready()
+    assert [fragment.order for fragment in found] == list(range(found[0].order, found[0].order + 6))
+    for index in (1, 2):
+        own = [fragment.batch for fragment in found if fragment.worker_index == index]
+        obs = np.concatenate([batch["obs"] for batch in own])
+        assert len(own) == 3
+        assert (np.diff(np.lexsort((obs[:, 2], obs[:, 1]))) == 1).all(), "out of order, or with a gap"
+    assert pair.group.ready() == []
+
+
 def test_what_is_in_flight_is_served_by_the_next_call_of_any_kind(pair: Pair) -> None:
     group = pair.group
     batches = [group.sample()]
