@@ -19,6 +19,7 @@ from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
+from rlio.schemas.nested import structure_from_arrow, structure_to_arrow, structure_type
 
 __all__ = ["arrow_type", "expanded_bytes", "from_arrow", "page_rows", "pictures_of", "to_arrow"]
 
@@ -31,6 +32,8 @@ def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
         return pa.string()
     if spec.kind == "picture":
         return pa.binary()
+    if spec.structure is not None:
+        return structure_type(spec.structure)
     if spec.items is not None:
         return pa.list_(pa.field("element", arrow_type(spec.items, nullable=False), nullable=False))
     if spec.kind == "bytes":
@@ -54,6 +57,8 @@ def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: Column
         values = object_column(picture.data for picture in values.tolist())
     if spec.kind in ("text", "json", "picture"):
         return _objects_to_arrow(values, valid, spec)
+    if spec.structure is not None:
+        return structure_to_arrow(values.tolist(), spec.structure, valid)
     if spec.items is not None:
         return _ragged_to_arrow(values, valid, spec, spec.items)
     dense = np.ascontiguousarray(values, dtype=spec.native)
@@ -97,6 +102,9 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
         return _texts_from_arrow(array, spec), valid
     if spec.kind == "picture":
         return pictures_of((array.drop_null() if array.null_count else array).to_pylist(), spec), valid
+    if spec.structure is not None:
+        dense = array.drop_null() if array.null_count else array
+        return object_column(structure_from_arrow(dense, spec.structure)), valid
     if spec.items is not None:
         return _ragged_from_arrow(array.drop_null() if array.null_count else array, spec.items), valid
     if spec.kind == "scalar":

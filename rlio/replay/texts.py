@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.ragged import Ragged
+from rlio.errors import CorruptData
 from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
+from rlio.schemas.structure import packed
 
 __all__ = ["TextHeap", "encoded"]
 
@@ -155,9 +157,13 @@ class TextHeap:
         """The decoded values of slots: strings, bytes or objects, as recorded."""
         found = self.texts(slots)
         if (items := self._spec.items) is not None:
+            if any(len(row) % items.row_bytes for row in found):
+                raise CorruptData(f"a row of {self._name} is not made of items of {items.row_bytes} bytes")
             values = np.frombuffer(bytearray().join(found), items.numpy).reshape(-1, *items.shape)
             ends = np.cumsum([0, *map(len, found)]) // items.row_bytes
             return Ragged(values, ends).rows()
+        if self._spec.structure is not None:
+            return object_column(map(self._spec.structure.unpacked, found))
         if self._spec.kind == "json":
             return object_column(load_value(text) for text in found)
         if self._spec.dtype == "|S":
@@ -173,6 +179,4 @@ class TextHeap:
 def encoded(values: NDArray[Any]) -> list[bytes]:
     """The bytes of texts, of the JSON texts of objects, or of the items of lists."""
     listed = values.tolist()
-    if listed and isinstance(listed[0], np.ndarray):
-        return [row.tobytes() for row in listed]
-    return [value if isinstance(value, bytes) else value.encode() for value in listed]
+    return [value if isinstance(value, bytes) else packed(value) for value in listed]
