@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import object_column
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
+from rlio.schemas.number_arrays import numbers_from_arrow, numbers_to_arrow, numbers_type
 from rlio.schemas.structure import Structure, text_array
 
 __all__ = ["nested_leaves", "structure_from_arrow", "structure_to_arrow", "structure_type", "texts_of"]
@@ -29,8 +30,6 @@ def _field(name: str, structure: Structure, *, nullable: bool = False) -> pa.Fie
 
 def structure_type(structure: Structure) -> pa.DataType:
     """The Arrow type of values of a structure."""
-    from rlio.schemas.arrow import arrow_type
-
     match structure.form:
         case "text":
             return pa.string()
@@ -39,7 +38,7 @@ def structure_type(structure: Structure) -> pa.DataType:
         case "list" | "tuple":
             return pa.list_(_field("element", structure.item))
         case "array" | "rows":
-            return arrow_type(_spec(structure), nullable=False)
+            return numbers_type(_spec(structure), nullable=False)
     return pa.struct(
         [
             _field(name, part, nullable=structure.form == "graph" and number > 0)
@@ -64,8 +63,6 @@ def structure_to_arrow(
         structure: Theirs.
         valid: Shape (rows,): which rows have a value; None: all.
     """
-    from rlio.schemas.arrow import to_arrow
-
     match structure.form:
         case "array" | "rows":
             if structure.form == "array":
@@ -73,7 +70,7 @@ def structure_to_arrow(
                 column[:] = values if len(values) else 0
             else:
                 column = object_column(values)
-            return to_arrow(column, valid, _spec(structure))
+            return numbers_to_arrow(column, valid, _spec(structure))
         case "text":
             return pa.array(_spread(values, valid), pa.string())
         case "texts" | "list" | "tuple":
@@ -132,14 +129,11 @@ def structure_from_arrow(array: pa.Array, structure: Structure) -> list[Any]:
     Raises:
         CorruptData: It has nulls, or lists of other lengths than the structure says.
     """
-    from rlio.schemas.arrow import from_arrow
-
     if array.null_count:
         raise CorruptData(f"{array.null_count} nulls inside rows")
     match structure.form:
         case "array" | "rows":
-            values, _ = from_arrow(array, _spec(structure))
-            return [*values]
+            return [*numbers_from_arrow(array, _spec(structure))]
         case "text":
             return texts_of(array)
         case "texts" | "list" | "tuple":
