@@ -376,8 +376,10 @@ def size_of(value: Any) -> int:
     if isinstance(value, np.ndarray | np.generic):
         return int(value.nbytes)
     parts = [*value.values()] if isinstance(value, dict) else value
-    if {*map(type, parts)} <= {str}:
-        return 8 * len(parts) + sum(map(len, parts))
+    try:
+        return 8 * len(parts) + len("".join(parts))  # Of texts, by far the fastest way.
+    except TypeError:
+        pass
     return 8 * len(parts) + sum(size_of(part) for part in parts if part is not None)
 
 
