@@ -41,7 +41,6 @@ from rlio.schemas.nested import nested_leaves
 from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
-from rlio.schemas.structure import size_of
 from rlio.support.options import check_count, set_options
 
 __all__ = ["Compression", "EncodedShard", "GroupInfo", "ShardEncoder", "check_footer", "joined_crc32"]
@@ -318,9 +317,9 @@ def _values_bytes(group: RowGroup, schema: Schema) -> int:
             # Values are widened to four bytes, and each has levels.
             wide = max(spec.items.numpy.itemsize, 4) + 2
             encoded += sum(map(len, values.tolist())) * spec.items.size * wide + 8 * len(values)
-        elif spec.kind == "nested":
+        elif spec.structure is not None:
             # One-byte values are widened to four bytes; a character has up to four in UTF-8.
-            encoded += sum(map(size_of, values.tolist())) * 6 + 8 * len(values)
+            encoded += int(spec.structure.sizes(values.tolist()).sum()) * 6 + 8 * len(values)
         elif spec.kind in ("text", "json"):
             encoded += sum(4 * len(text) + 8 for text in values)
         else:

@@ -27,7 +27,6 @@ from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.schema import PolicySchema, Schema
 from rlio.schemas.streams import TABLE_COLUMNS, StreamTable, Times
-from rlio.schemas.structure import size_of
 from rlio.schemas.text_columns import check_texts
 from rlio.support.clock import utc_ms
 
@@ -241,7 +240,7 @@ def _check_readable(pieces: list[Piece], schema: Schema) -> None:
 
 def _check_text_size(values: NDArray[Any], spec: ColumnSpec, name: str, rows: int) -> None:
     """Refuse texts of a row group by the measure of readers; only large ones are measured exactly."""
-    lengths = _lengths(values)
+    lengths = _lengths(values, spec)
     if spec.kind in ("ragged", "nested"):
         if (size := int(lengths.sum())) > DEFAULT_LIMITS.group_bytes:
             raise SchemaError(
@@ -633,7 +632,7 @@ class Texts:
         found = policy.texts
         if not found:
             return None
-        lengths = {leaf.physical: _lengths(arrays[leaf.physical]) for leaf in found}
+        lengths = {leaf.physical: _lengths(arrays[leaf.physical], leaf.spec) for leaf in found}
         sizes = [
             lengths[leaf.physical] // _FILE_SHARE
             if leaf.spec.kind == "picture"
@@ -670,17 +669,17 @@ class Texts:
         return max(stop, start + 1)
 
 
-def _lengths(texts: NDArray[Any]) -> NDArray[np.int64]:
+def _lengths(texts: NDArray[Any], spec: ColumnSpec) -> NDArray[np.int64]:
     """Return the characters of each text, or the bytes of each picture or list, shape (rows,)."""
     listed = texts.tolist()
-    if len(listed) and isinstance(listed[0], np.ndarray) and listed[0].dtype.kind not in "UO":
+    if spec.structure is not None:
+        return spec.structure.sizes(listed)
+    if len(listed) and isinstance(listed[0], np.ndarray):
         items = np.fromiter(map(len, listed), np.int64, len(listed))
         size: int = listed[0].itemsize * math.prod(listed[0].shape[1:])
         return items * size
     if is_encoded(texts):
         listed = [picture.data for picture in listed]
-    elif len(listed) and not isinstance(listed[0], str | bytes):
-        return np.fromiter(map(size_of, listed), np.int64, len(listed))
     return np.fromiter(map(len, listed), np.int64, len(texts))
 
 

@@ -13,7 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
-from stored_batches import assert_identical, files, fresh_root, group_bytes, load, same_objects, store
+from stored_batches import (
+    assert_identical,
+    columns_of_parts,
+    files,
+    fresh_root,
+    group_bytes,
+    load,
+    same_objects,
+    store,
+)
 
 import rlio
 from rlio import SampleBatch
@@ -25,7 +34,6 @@ from rlio.schemas.schema import Schema
 from rlio.schemas.spaces import space_to_json
 from rlio.schemas.structure import Structure, packed, structure_of, structure_of_space
 
-WORDS = ["", "a", "žluť", "🙂", "line\nbreak", "nul\0inside", '"quoted"']
 BOX = spaces.Box(0, 9, (2,), np.float32)
 
 #: Spaces whose values have no fixed size.
@@ -64,35 +72,8 @@ def given(space: gym.Space[Any]) -> dict[str, Any]:
     return {"default_policy": (space, spaces.Discrete(2))}
 
 
-def columns(rows: int, first: int = 0) -> dict[str, np.ndarray]:
-    """Columns of all structures that values show."""
-
-    def words(n: int) -> list[str]:
-        return [WORDS[(n + k) % len(WORDS)] for k in range(n % 4)]
-
-    numbers = range(first, first + rows)
-    links = [np.array([[0, n % 2]] * (n % 3), np.int32).reshape(-1, 2) for n in numbers]
-    return {
-        "words": object_column(words(n) for n in numbers),
-        "places": object_column(tuple(words(n)) for n in numbers),
-        "names": object_column(np.array(words(n), np.str_) if n % 4 else np.empty(0, "<U1") for n in numbers),
-        "tags": object_column(object_column(words(n)) for n in numbers),
-        "sets": object_column(tuple(np.full(2, n, np.float32) for _ in range(n % 3)) for n in numbers),
-        "ids": object_column((np.int64(n),) * (n % 3) for n in numbers),
-        "talks": object_column([words(n), words(n + 1)][: n % 3] for n in numbers),
-        "graphs": object_column(
-            GraphInstance(
-                np.full((2, 2), n, np.float32),
-                np.full(len(link), n) if len(link) else None,
-                link if len(link) else None,
-            )
-            for n, link in zip(numbers, links, strict=True)
-        ),
-    }
-
-
 def rows_of(rows: int, first: int = 0, **more: Any) -> SampleBatch:
-    return SampleBatch({"t": np.arange(first, first + rows), **columns(rows, first), **more})
+    return SampleBatch({"t": np.arange(first, first + rows), **columns_of_parts(rows, first), **more})
 
 
 def kinds(root: str) -> dict[str, str]:
@@ -138,11 +119,11 @@ class TestStoredRows:
     def test_other_tools_read_lists_and_structs(self) -> None:
         root = store(rows_of(8))
         table = table_of(root)
-        assert table["words"].to_pylist() == [list(row) for row in columns(8)["words"]]
+        assert table["words"].to_pylist() == [list(row) for row in columns_of_parts(8)["words"]]
         assert table.schema.field("words").type.value_type == pa.string()
         assert [each["edges"] for each in table["graphs"].to_pylist()][:3] == [None, [1], [2, 2]]
         exported = rlio.open_dataset(root).to_arrow()
-        for name in columns(1):
+        for name in columns_of_parts(1):
             assert exported[name].to_pylist() == table[name].to_pylist()
 
     def test_the_log_keeps_them(self, tmp_path: Path) -> None:
@@ -153,7 +134,7 @@ class TestStoredRows:
         frames = LogFrames(Schema.of(batch))
         pieces = pieces_of(batch, frames.schema, rooms=iter([99]), limit=99)[0]
         again = frames.decode(b"".join(frames.encode(pieces)))[0]
-        for name, values in columns(9).items():
+        for name, values in columns_of_parts(9).items():
             assert same_objects(list(again.arrays[name]), list(values))
 
     def test_a_write_copies_the_rows_of_its_caller(self, tmp_path: Path) -> None:
@@ -168,7 +149,7 @@ class TestStoredRows:
         assert found["sets"][5][0].tolist() == [0, 0]
 
     def test_observations_are_stored_once(self) -> None:
-        made = columns(12)["graphs"]
+        made = columns_of_parts(12)["graphs"]
         batch = SampleBatch(obs=made[:-1], new_obs=made[1:], eps_id=np.zeros(11, int), t=np.arange(11))
         batch["new_obs_valid"] = np.arange(11) != 10
         batch["new_obs"][10] = None
@@ -228,12 +209,12 @@ class TestStoredRows:
     def test_writers_of_other_kinds_share_a_root(self) -> None:
         root = store(rows_of(4))
         other = SampleBatch(
-            {"t": np.arange(4), **{name: object_column([None, 1, {}, []]) for name in columns(1)}}
+            {"t": np.arange(4), **{name: object_column([None, 1, {}, []]) for name in columns_of_parts(1)}}
         )
         store(other, root=root)
         with rlio.DatasetReader(root, epochs=1, batch_size=8) as reader:
             found = reader.sample()
-        for name, values in columns(4).items():
+        for name, values in columns_of_parts(4).items():
             rows = list(found[name])
             assert all(any(same_objects(row, each) for each in rows) for row in [*values, *other[name]])
 
@@ -264,7 +245,7 @@ class TestStoredRows:
 
         table = rlio.open_dataset(store(rows_of(6))).to_arrow()
         arrays, _, _ = block_arrays(pa.concat_tables([table[:2], table[2:]]), None)
-        for name, values in columns(6).items():
+        for name, values in columns_of_parts(6).items():
             assert same_objects(list(arrays[name]), list(values))
 
 
