@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import object_column
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.number_arrays import numbers_from_arrow, numbers_to_arrow, numbers_type
+from rlio.schemas.number_arrays import check_offsets, numbers_from_arrow, numbers_to_arrow, numbers_type
 from rlio.schemas.structure import Structure, text_array
 
 __all__ = ["nested_leaves", "structure_from_arrow", "structure_to_arrow", "structure_type", "texts_of"]
@@ -158,8 +158,7 @@ def texts_of(array: pa.Array) -> list[Any]:
 
 def _rows_of_lists(array: pa.Array, structure: Structure) -> Iterator[Any]:
     ends = array.offsets.to_numpy().astype(np.int64)
-    if (np.diff(ends) < 0).any() or ends[0] < 0 or ends[-1] > len(array.values):
-        raise CorruptData("lists whose offsets decrease, or go beyond their items")
+    check_offsets(ends, len(array.values))
     child = array.values.slice(ends[0], ends[-1] - ends[0])
     starts = (ends - ends[0]).tolist()
     if structure.form == "texts":

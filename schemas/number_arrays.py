@@ -15,7 +15,7 @@ from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 
-__all__ = ["numbers_from_arrow", "numbers_to_arrow", "numbers_type"]
+__all__ = ["check_offsets", "numbers_from_arrow", "numbers_to_arrow", "numbers_type"]
 
 
 def numbers_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
@@ -179,9 +179,20 @@ def _ragged_to_arrow(
     )
 
 
+def check_offsets(ends: NDArray[np.int64], items: int) -> None:
+    """Refuse lists that do not lie one after the other among their items.
+
+    Raises:
+        CorruptData: Their offsets decrease, or go beyond the items.
+    """
+    if (np.diff(ends) < 0).any() or ends[0] < 0 or ends[-1] > items:
+        raise CorruptData("lists whose offsets decrease, or go beyond their items")
+
+
 def _ragged_from_arrow(array: pa.Array, items: ColumnSpec) -> NDArray[Any]:
     """Return rows that are views of one array."""
     ends = array.offsets.to_numpy().astype(np.int64)
+    check_offsets(ends, len(array.values))
     child = array.values.slice(ends[0], ends[-1] - ends[0])
     if child.null_count:
         raise CorruptData(f"{child.null_count} nulls inside lists")

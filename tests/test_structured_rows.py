@@ -441,3 +441,34 @@ class TestDamage:
             value = [value]
         with pytest.raises(SchemaError):
             store(SampleBatch(x=object_column([value])))
+
+
+class TestEarlierVersions:
+    """Versions before `ragged` and `nested` stored such rows as JSON."""
+
+    def test_their_shards_are_read_appended_to_and_compacted_beside_new_ones(self, tmp_path: Path) -> None:
+        def batch(first: int) -> SampleBatch:
+            obs = object_column(np.full(n % 4, n, np.int32) for n in range(first, first + 6))
+            ids = np.full(6, first)
+            return rows_of(6, first, tokens=obs, obs=obs, new_obs=np.roll(obs, -1), eps_id=ids)
+
+        root, roll = str(tmp_path), rlio.Roll(max_rows=3, max_seconds=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ColumnSpec, "_of_objects", lambda *_: ColumnSpec("|O", (), "json"))
+            store(batch(0), batch(6), root=root, writer_id="w00000-00000000", roll=roll)
+        assert {*kinds(root).values()} == {"scalar", "json"}
+        store(batch(12), batch(18), root=root, writer_id="w00001-00000000", roll=roll)
+        expected = rlio.concat_samples([batch(first) for first in (0, 6, 12, 18)])
+        for options in ({"cache": "none"}, {"cache": "memory"}, {"cache": "disk"}, {"batch_size": 5}):
+            assert_identical(load(root, **options), expected)
+        with rlio.FollowReader(root, idle_timeout=0) as following:
+            assert_identical(rlio.concat_samples(list(following)), expected)
+        assert rlio.maintenance.compact(root, min_shards=2).shards_after == 2
+        assert rlio.maintenance.verify(root).ok
+        assert_identical(load(root, batch_size=1000), expected)
+        table = rlio.open_dataset(root).to_arrow()
+        assert table.num_rows == 24
+        rlio.maintenance.compact(root, into=tmp_path / "copy")
+        copied = load(str(tmp_path / "copy"))
+        del copied["_writer"]
+        assert_identical(copied, expected)
