@@ -293,8 +293,9 @@ class TestShards:
         for offsets in ([0, 2, 1], [0, 3, 2], [0, 2, 7], [-1, 1, 2], [0, 1, -(2**31)]):
             buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
             with pytest.raises((CorruptData, pa.ArrowInvalid)):
-                array = pa.ListArray.from_buffers(pa.list_(pa.int32()), 2, buffers, children=[items])
-                from_arrow(array, TOKENS)
+                from_arrow(
+                    pa.ListArray.from_buffers(pa.list_(pa.int32()), 2, buffers, children=[items]), TOKENS
+                )
 
     def test_rows_of_a_store_that_are_not_made_of_items_are_damage(self) -> None:
         heap = TextHeap(TOKENS, arrays=RamArrays(), name="x", capacity=4, ring=False)
