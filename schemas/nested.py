@@ -33,6 +33,8 @@ def structure_type(structure: Structure) -> pa.DataType:
     match structure.form:
         case "text":
             return pa.string()
+        case "bytes":
+            return pa.binary()
         case "texts":
             return pa.list_(pa.field("element", pa.string(), nullable=False))
         case "list" | "tuple":
@@ -71,12 +73,12 @@ def structure_to_arrow(
             else:
                 column = object_column(values)
             return numbers_to_arrow(column, valid, _spec(structure))
-        case "text":
-            return pa.array(_spread(values, valid), pa.string())
+        case "text" | "bytes":
+            return pa.array(_spread(values, valid), structure_type(structure))
         case "texts" | "list" | "tuple":
             lists = [value.tolist() for value in values] if structure.form == "texts" else values
             item = Structure("text") if structure.form == "texts" else structure.item
-            if item.form == "text":  # Arrow makes lists of texts itself.
+            if item.form in ("text", "bytes"):  # Arrow makes lists of texts itself.
                 return pa.array(_spread(lists, valid), structure_type(structure))
             child = structure_to_arrow([*chain.from_iterable(lists)], item)
             return _lists(list(map(len, lists)), child, structure_type(structure), valid)
@@ -134,7 +136,7 @@ def structure_from_arrow(array: pa.Array, structure: Structure) -> list[Any]:
     match structure.form:
         case "array" | "rows":
             return [*numbers_from_arrow(array, _spec(structure))]
-        case "text":
+        case "text" | "bytes":
             return texts_of(array)
         case "texts" | "list" | "tuple":
             return [*_rows_of_lists(array, structure)]
@@ -147,7 +149,7 @@ def structure_from_arrow(array: pa.Array, structure: Structure) -> list[Any]:
 
 
 def texts_of(array: pa.Array) -> list[Any]:
-    """The texts of an array, or None where it is null; equal ones of a dictionary are one object."""
+    """The texts or bytes of an array, None where it is null; those of a dictionary are one object."""
     if not pa.types.is_dictionary(array.type):
         texts: list[Any] = array.to_pylist()
         return texts

@@ -40,10 +40,12 @@ __all__ = [
 ]
 
 #: ``array``: an array of one shape, or a scalar of NumPy; ``rows``: an array whose first axis varies;
-#: ``text``: a ``str``; ``texts``: an array of texts with one axis; ``list``, ``tuple``: any number of parts
-#: of one structure; ``dict``, ``places``: a dict, or a tuple, with one structure for each key, or place;
-#: ``graph``: a ``GraphInstance``.
-Form: TypeAlias = Literal["array", "rows", "text", "texts", "list", "tuple", "dict", "places", "graph"]
+#: ``text``: a ``str``; ``bytes``: those; ``texts``: an array of texts with one axis; ``list``, ``tuple``: any
+#: number of parts of one structure; ``dict``, ``places``: a dict, or a tuple, with one structure for each key,
+#: or place; ``graph``: a ``GraphInstance``.
+Form: TypeAlias = Literal[
+    "array", "rows", "text", "bytes", "texts", "list", "tuple", "dict", "places", "graph"
+]
 
 #: The dtypes of arrays, without their byte order.
 PARQUET_TYPES: Final = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"))
@@ -89,6 +91,8 @@ class Structure:
         match self.form:
             case "text":
                 return "str"
+            case "bytes":
+                return "bytes"
             case "texts":
                 return "str[n]"
             case "array" | "rows":
@@ -124,6 +128,8 @@ class Structure:
         match self.form:
             case "text":
                 return ""
+            case "bytes":
+                return b""
             case "texts":
                 return np.empty(0, object if self.dtype == "|O" else "<U1")
             case "array":
@@ -154,6 +160,8 @@ class Structure:
         match self.form:
             case "text":
                 return data.decode()
+            case "bytes":
+                return data
             case "array":
                 values = np.frombuffer(bytearray(data), self.numpy).reshape(self.shape)
                 return values if self.shape else values[()]
@@ -177,7 +185,7 @@ class Structure:
     def sizes(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """About the bytes of each value; of texts, their characters."""
         match self.form:
-            case "text":
+            case "text" | "bytes":
                 return _lengths(values)
             case "array":
                 return np.full(len(values), self.item_bytes, np.int64)
@@ -289,6 +297,12 @@ def _take_text(structure: Structure, value: Any) -> str:
     return value
 
 
+def _take_bytes(structure: Structure, value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise _unlike(value, structure)
+    return value
+
+
 def _take_texts(structure: Structure, value: Any) -> Any:
     if type(value) is not np.ndarray or value.ndim != 1 or value.dtype.str[:2] != structure.dtype:
         raise _unlike(value, structure)
@@ -339,6 +353,7 @@ _TAKE: Final[Mapping[str, Callable[[Structure, Any], Any]]] = {
     "array": _take_array,
     "rows": _take_rows,
     "text": _take_text,
+    "bytes": _take_bytes,
     "texts": _take_texts,
     "list": _take_many,
     "tuple": _take_many,
@@ -382,6 +397,8 @@ def packed(value: Any) -> bytes:
     kind = type(value)
     if kind is str:
         return bytes(value, "utf-8")
+    if kind is bytes:
+        return bytes(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "UO":
         value = value.tolist()
     elif isinstance(value, np.ndarray | np.generic):
@@ -411,7 +428,7 @@ def is_structured(value: Any) -> bool:
     kind = type(value)
     if kind is np.ndarray:
         return bool(value.ndim == 1 and value.dtype.kind in "UO")
-    return kind is list or kind is tuple or _is_graph(kind)
+    return kind in (list, tuple, bytes) or _is_graph(kind)
 
 
 def structure_of(values: Iterable[Any], *, depth: int = 0) -> Structure | None:
@@ -425,8 +442,8 @@ def structure_of(values: Iterable[Any], *, depth: int = 0) -> Structure | None:
     if len(kinds) != 1 or depth > _MAX_DEPTH:
         return None
     (kind,) = kinds
-    if kind is str:
-        return Structure("text")
+    if kind in (str, bytes):
+        return Structure("text" if kind is str else "bytes")
     if kind is list or kind is tuple:
         item = structure_of(chain.from_iterable(values), depth=depth + 1)
         form: Form = "list" if kind is list else "tuple"

@@ -74,10 +74,11 @@ def _nested_bytes(array: pa.Array, padding: int) -> int:
     if pa.types.is_struct(kind):
         fields = (array.field(number) for number in range(kind.num_fields))
         return _ROW_BYTES * len(array) + sum(_nested_bytes(each, padding) for each in fields)
-    if not pa.types.is_string(kind) and not pa.types.is_dictionary(kind):
+    is_texts = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if not is_texts and not pa.types.is_dictionary(kind):
         return int(array.nbytes)
     texts = array if pa.types.is_dictionary(kind) else array.dictionary_encode()
-    longest = pc.max(pc.utf8_length(texts.dictionary)).as_py() or 0
+    longest = pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
     return expanded_bytes(texts) + (_VALUE_BYTES + padding * longest) * len(array)
 
 

@@ -157,6 +157,7 @@ def columns_of_parts(rows: int, first: int = 0) -> dict[str, np.ndarray]:
     return {
         "words": object_column(words(n) for n in numbers),
         "places": object_column(tuple(words(n)) for n in numbers),
+        "blobs": object_column(bytes(range(n % 5)) + bytes(n % 3) for n in numbers),
         "names": object_column(np.array(words(n), np.str_) if n % 4 else np.empty(0, "<U1") for n in numbers),
         "tags": object_column(object_column(words(n)) for n in numbers),
         "sets": object_column(tuple(np.full(2, n, np.float32) for _ in range(n % 3)) for n in numbers),

@@ -348,6 +348,65 @@ class TestRecorders:
         assert same_objects(list(found["obs"]["graph"]), list(batch["obs"]["graph"]))
         self._check(found, worlds[-1], root)
 
+    #: What loops give to `record`, a step at a time. The first is shorter than others.
+    GIVEN: tuple[list[Any], ...] = (
+        ["a", "bcd", ""],
+        [b"a", b"bc\0", b""],
+        [["a"], ["b", "cde"], []],
+        [("a", "b"), ("c",), ("d", "e")],
+    )
+
+    @pytest.mark.parametrize("given", GIVEN, ids=["texts", "bytes", "lists", "tuples"])
+    @pytest.mark.parametrize("count", [None, 2])
+    def test_texts_given_to_record_are_not_cut_to_the_first(
+        self, given: list[Any], count: int | None
+    ) -> None:
+        root = fresh_root()
+        env: Any
+        if count is None:
+            env = rlio.RecordExperience(gym.make("CartPole-v1"), root)
+        else:
+            env = rlio.RecordVectorExperience(gym.make_vec("CartPole-v1", count), root)
+        with env:
+            env.reset(seed=0)
+            for value in given:
+                env.record(said=value if count is None else [value] * count)
+                env.step(0 if count is None else np.zeros(count, int))
+        found = load(root)
+        assert same_objects(list(found[np.argsort(found["env_id"], kind="stable")]["said"][:3]), given)
+
+    def test_texts_of_arrays_given_to_record_are_not_cut_to_the_first(self) -> None:
+        root = fresh_root()
+        with rlio.RecordVectorExperience(gym.make_vec("CartPole-v1", 2), root) as env:
+            env.reset(seed=0)
+            for texts in (["a", "b"], ["cd", "efg"]):
+                env.record(said=np.array(texts))
+                env.step(np.zeros(2, int))
+        assert sorted(load(root)["said"]) == ["a", "b", "cd", "efg"]
+
+    @pytest.mark.parametrize("value", ["\ud800", ["a", "\ud800"]])
+    def test_a_text_without_utf_8_is_refused_at_its_step(self, value: Any) -> None:
+        root = fresh_root()
+        with rlio.RecordExperience(gym.make("CartPole-v1"), root) as env:
+            env.reset(seed=0)
+            env.record(said="a" if isinstance(value, str) else ["a"])
+            env.step(0)
+            env.record(said=value)
+            with pytest.raises(SchemaError, match="surrogate"):
+                env.step(0)
+        assert len(load(root)) == 1
+
+    def test_a_builder_makes_columns_of_lists(self) -> None:
+        builder = rlio.BatchBuilder()
+        for n in range(4):
+            builder.add_values(words=["a", "b"], tokens=np.arange(n), names=np.array(["x", "y"]))
+        batch = builder.build_and_reset()
+        assert batch["words"].tolist() == [["a", "b"]] * 4
+        root = store(batch)
+        stored = kinds(root)
+        assert (stored["words"], stored["names"], stored["tokens"]) == ("nested", "nested", "ragged")
+        assert_identical(load(root), batch)
+
     def _check(self, found: SampleBatch, world: World, root: str) -> None:
         obs = found["obs"]
         for row in range(9):
