@@ -41,8 +41,8 @@ __all__ = [
 
 #: ``array``: an array of one shape, or a scalar of NumPy; ``rows``: an array whose first axis varies;
 #: ``text``: a ``str``; ``bytes``: those; ``texts``: an array of texts with one axis; ``list``, ``tuple``: any
-#: number of parts of one structure; ``dict``, ``places``: a dict, or a tuple, with one structure for each key,
-#: or place; ``graph``: a ``GraphInstance``.
+#: number of parts of one structure; ``dict``, ``places``: a dict, or a tuple, with a structure for each part;
+#: ``graph``: a ``GraphInstance``.
 Form: TypeAlias = Literal[
     "array", "rows", "text", "bytes", "texts", "list", "tuple", "dict", "places", "graph"
 ]
