@@ -222,7 +222,8 @@ def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
 def _goes_on(rows: Followed) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
     """Of each row, whether its ``new_obs`` is the ``obs`` of the next, and how far it is from its ``obs``.
 
-    The last value is how far ``obs`` that are far apart in time are from each other. None: they are no numbers that can be compared.
+    The last value is how far ``obs`` that are far apart in time are from each other. None: they are no
+    numbers that can be compared.
     """
     goes_on, moves = np.ones(len(rows.ends) - 1, np.bool_), np.zeros(len(rows.ends) - 1)
     others, spread = dict(leaves(rows.new_obs)), np.zeros(len(rows.ends))
