@@ -288,7 +288,7 @@ class ColumnSpec:
             or self.dtype != "|u1"
             or 0 in self.shape
             or len(self.shape) < 2
-            or self.shape[2:] not in _PICTURE_CHANNELS
+            or self.shape[2:] not in (_PICTURE_CHANNELS if self.codec != "video" else ((3,),))
             or self.stack is not None
         ):
             return False
