@@ -32,6 +32,7 @@ from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
+from rlio.batch.ragged import item_type
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -277,7 +278,7 @@ class PolicySchema:
                 continue
             problem = leaf.spec.mismatch(array)
             if problem:
-                raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
+                raise SchemaConflict(f"found {problem}; {_way_out(array, leaf.spec)}", column=leaf.name)
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
                 rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
@@ -285,6 +286,16 @@ class PolicySchema:
             if leaf.spec.kind == "picture":
                 rows.check_pictures(array, leaf, missing)
             arrays[leaf.physical] = array
+
+
+def _way_out(values: NDArray[Any], spec: ColumnSpec) -> str:
+    """What to do with values that do not fit a column."""
+    if values.dtype.hasobject and not spec.numpy.hasobject and item_type(values) is not None:
+        return (
+            "the first batch of a writer decides: give it rows of different lengths as an object array "
+            "(rlio.batch.object_column), even if they happen to have one length"
+        )
+    return "cast it before writing"
 
 
 @dataclass(frozen=True)

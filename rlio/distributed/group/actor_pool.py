@@ -578,10 +578,12 @@ class ActorPool:
             reason = f"{_reason(error)}, while it was closed"
         else:
             reference = None
-            worker.published = worker.written
         self._let_go(worker, reason)
         lost = self._salvage(worker)
-        if reference is None or failed is not None:
+        if reference is None:
+            worker.published = worker.written  # Rows of answers that were taken just now are stored, too.
+            return None
+        if failed is not None:
             return failed
         self._write_off(worker, reason, requests=lost, restarted=False)
         return WorkerLost(

@@ -512,6 +512,8 @@ class LeRobotSource:
         if about["dtype"] == "image":
             return self._pictures(name, values, about["shape"])
         column = to_column(name, values, {})
+        if column is None:
+            raise CorruptData(f"{name} has no value in any row, expected {about['dtype']}", column=name)
         if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
             return column
         shape = about["shape"]

@@ -50,9 +50,13 @@ from rlio.formats.sink import Origin
 from rlio.formats.tables.cuts import stated_lengths
 from rlio.formats.tables.described import describe, described_lists, hint_of, kind_of
 from rlio.formats.tables.doubts import (
+    ENV_NAMES,
+    NOT,
     STEP_NAMES,
+    Followed,
     Restarts,
     advice_of_flags,
+    check_env,
     check_first,
     check_flagged,
     check_followed,
@@ -85,7 +89,11 @@ _NUMBERED: Final = re.compile(r"(obs|new_obs|actions)_([0-9]+)")
 
 
 #: What may be meant by a flag in the middle of an episode, with ids and with rows that are episodes.
-_WAY_OF_FLAGS: Final = "leave out episode= if the flags alone say where episodes end"
+_WAY_OF_FLAGS: Final = (
+    "leave out episode= if the flags alone say where episodes end, and rows are in their order; if an id has "
+    "several episodes, number them, such as done = log[flag].astype(int), log['part'] = "
+    "done.groupby(log[id]).cumsum() - done, and name both in episode=[id, 'part']"
+)
 _WAY_OF_ROWS: Final = (
     "if arrays have the shape (steps, environments, ...), or a row has several episodes, load the file, and "
     "pass one long array a column to rlio.from_arrays, such as obs.swapaxes(0, 1).reshape(-1, *obs.shape[2:])"
@@ -343,7 +351,7 @@ class MappedSource:
         """The values of a column of categories, sorted."""
         name, values = ".".join(path), set[Any]()
         for start, stop in _stretches(self._file_starts):
-            column = self._read(start, stop, [path], fills=self._map.final_row)[path]
+            column = _as_texts(self._read(start, stop, [path], fills=self._map.final_row)[path])
             if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "OUiub":
                 raise SchemaError(
                     f"codes: found {kind_of(column)}, expected texts or whole numbers", column=name
@@ -402,7 +410,7 @@ class MappedSource:
         array = one_a_row(name, array)
         if wanted is None:
             try:
-                return standard_dtype(name, array.copy())
+                return standard_dtype(name, array.astype(array.dtype.newbyteorder("="), order="C"))
             except SchemaError as error:
                 raise SchemaError(str(error), column=name) from error
         try:
@@ -429,7 +437,9 @@ class MappedSource:
         forced += self._file_starts if mapping.per_file else []
         begin_rows = np.unique(np.array([0, *forced], np.int64))
         self._numbers_ids = not ids
-        if stated is not None:
+        if stated is None and mapping.per_file and not ids:  # Its flags are those of files.
+            self._take_flags_of_episodes(self._table.rows)
+        elif stated is not None or self._table.of_episodes:
             self._take_flags_of_episodes(stated)
         #: Whether the last episode is known to be complete.
         self._is_closed = bool(ids or forced)
@@ -442,7 +452,7 @@ class MappedSource:
         if cuts and not isinstance(mapping, _OwnNames):
             check_flagged(flagged, self._rows, self._flag_names())
         if self._first is not None:
-            check_starts(len(starts), self._rows, ".".join(self._first.path))
+            check_starts(len(starts), self._rows, _spelled(self._first))
         if not self._is_closed:
             self._is_closed = bool(len(flagged)) and int(flagged[-1]) == self._rows - 1
         # No flag in the middle of an episode.
@@ -459,15 +469,22 @@ class MappedSource:
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
         return [int(row) for row in starts]
 
-    def _take_flags_of_episodes(self, lengths: Sequence[int]) -> None:
+    def _take_flags_of_episodes(self, lengths: Sequence[int] | None) -> None:
         """Take in flags of which an array has one an episode, not one a row."""
-        table, counts = self._table, [*accumulate(lengths, initial=0)]
+        table = self._table
+        if lengths is None:
+            raise SchemaError(
+                f"found one flag in {excerpt(sorted(table.of_episodes)[0])}, expected one a row: pass "
+                "per_file=True if each file is an episode, or say in lengths= or ends= where episodes end"
+            )
+        counts = [*accumulate(lengths, initial=0)]
         # Episodes of each file, and which of all have rows.
         of_files = np.diff(np.searchsorted(counts, self._file_starts, side="left"))
         has_rows = np.array(lengths, np.int64) > 0
         for flag in self._flags:
-            if flag is None or all(
-                table.count(file, flag.path[0]) == rows for file, rows in enumerate(table.rows)
+            if flag is None or (
+                flag.path[0] not in table.of_episodes
+                and all(table.count(file, flag.path[0]) == rows for file, rows in enumerate(table.rows))
             ):
                 continue
             found = [table.array(file, flag.path[0]) for file in range(len(table.rows))]
@@ -505,7 +522,7 @@ class MappedSource:
             low, high = np.searchsorted(begin_rows, (start, stop))
             new[begin_rows[low:high] - start] = True
             if firsts:
-                check_first(marks[-1][0], new[0], start, ".".join(firsts[0].path))
+                check_first(marks[-1][0], new[0], start, _spelled(firsts[0]))
                 new |= marks[-1]
             else:
                 new[0] |= before != tuple(values.item(0) for values in ids)
@@ -548,33 +565,53 @@ class MappedSource:
         return found, [_flag(found[flag.path], flag, fills=fills) for flag in flags]
 
     def _flag_names(self) -> list[str]:
-        return [".".join(flag.path) for flag in self._flags if flag is not None]
+        return [_spelled(flag) for flag in self._flags if flag is not None]
 
     def _check_doubts(self) -> None:
         """Refuse what says that the mapping means something else than the table."""
-        names = self._flag_names() if self._first is None else [".".join(self._first.path)]
-        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs and names:
-            self._check_next_obs(names)
+        if not isinstance(self._map, _OwnNames) and Columns.NEXT_OBS in self._specs:
+            self._check_next_obs()
+        if not isinstance(self._map, _OwnNames):
+            for name in self._table.names:
+                if name.lower() in ENV_NAMES and (name,) not in self._ids:
+                    self._check_env(name)
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
-    def _check_next_obs(self, names: Sequence[str]) -> None:
-        """Compare the obs of some rows, from the first end on, with the new_obs of the rows before."""
+    def _check_env(self, name: str) -> None:
+        before, starts = None, np.array(self._starts, np.int64)
+        for start, stop in _stretches(self._file_starts):
+            try:
+                values = self._read(start, stop, [(name,)])[name,]
+            except RlioError:
+                return  # A column that nobody asked for may be anything.
+            if not isinstance(values, np.ndarray) or values.ndim != 1:
+                return
+            check_env(name, values, before, np.isin(np.arange(start, stop), starts), start)
+            before = values[-1]
+
+    def _check_next_obs(self) -> None:
+        """Compare the obs of some rows, around the first end, with the new_obs of the rows before."""
         ends = np.array(self._starts[1:], np.int64) - 1
-        start = int(ends[0])
-        rows = max(2, min(_COMPARED_ROWS, _COMPARED_BYTES // self.row_bytes))
-        stop = min(start + rows, next(row for row in self._file_starts if row > start))
+        rows = max(4, min(_COMPARED_ROWS, _COMPARED_BYTES // self.row_bytes))
+        file = bisect_right(self._file_starts, int(ends[0])) - 1
+        start = max(self._file_starts[file], int(ends[0]) - rows // 2)
+        stop = min(start + rows, self._file_starts[file + 1])
         if stop - start < 2 or Columns.OBS not in self._specs:
             return
-        now, after = (self._built(name, start, stop) for name in (Columns.OBS, Columns.NEXT_OBS))
-        check_followed(
-            now,
-            after,
-            np.isin(np.arange(start, stop), ends),
-            names,
-            cuts=not self._ids and self._table.lengths is None and not self._map.lengths,
+        episodes = range(int(np.searchsorted(ends, stop - 1)) + 1)
+        flags = self._loaded(episodes, start, stop, frozenset((Columns.TERMINATEDS,)))
+        compared = Followed(
+            self._built(Columns.OBS, start, stop),
+            self._built(Columns.NEXT_OBS, start, stop),
+            ends=np.isin(np.arange(start, stop), ends),
+            terminated=flags[Columns.TERMINATEDS],
             row=start,
         )
+        names = self._flag_names() if self._first is None else [_spelled(self._first)]
+        cuts = not self._ids and self._table.lengths is None and not self._map.lengths
+        if found := check_followed(compared, names, cuts=cuts):
+            self.notes.append(found)
 
     def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
         """Columns that count steps, and whether they are mapped."""
@@ -603,6 +640,7 @@ class MappedSource:
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iuf":
                 return
             restarts.look(start, values)
+        restarts.finish()
 
     def _refuse_boundary(self, row: int) -> None:
         """Refuse an episode that may continue in the next file, unless an option states whether it does."""
@@ -841,11 +879,18 @@ def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = Fal
     return value.reshape(len(value)) if is_flat else value
 
 
+def _as_texts(values: Any) -> Any:
+    """Fixed bytes, as NumPy and HDF5 have texts, as texts."""
+    is_bytes = isinstance(values, np.ndarray) and values.dtype.kind == "S"
+    return np.char.decode(values, "utf-8") if is_bytes else values
+
+
 def _coded(
     values: Any, codes: abc.Mapping[Any, int], path: tuple[str, ...], *, fills: bool
 ) -> NDArray[np.int64]:
     """The codes of a column of categories."""
     name = ".".join(path)
+    values = _as_texts(values)
     if not isinstance(values, np.ndarray) or values.ndim != 1:
         raise SchemaError(f"codes: found {kind_of(values)}, expected a category a row", column=name)
     listed = values.tolist()
@@ -860,11 +905,21 @@ def _coded(
     return np.array(found, np.int64)
 
 
+def _spelled(flag: _Flag) -> str:
+    """The flag as a mapping names it."""
+    return NOT * flag.is_inverted + ".".join(flag.path)
+
+
 def _flag(value: Any, flag: _Flag, *, fills: bool) -> NDArray[np.bool_]:
     name = ".".join(flag.path)
     if not isinstance(value, np.ndarray):
         raise SchemaError(f"a flag is one value a row, found {kind_of(value)}", column=name)
     value = one_a_row(Columns.TERMINATEDS, value)
+    if value.ndim > 1:
+        raise SchemaError(
+            f"a flag is one value a row, found rows of the shape {value.shape[1:]}; {_WAY_OF_ROWS}",
+            column=name,
+        )
     if flag.is_inverted:
         return mask_ends(name, value, fills=fills)
     if fills and value.dtype.kind == "f":  # A final row has no flag.
