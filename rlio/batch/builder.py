@@ -275,7 +275,11 @@ def _leaf(name: str, values: list[Any]) -> Any:
     except ValueError as error:
         if item_type(rows := object_column(values)) is not None:
             return rows  # Of different lengths: `rlio.Ragged`.
-        raise SchemaError(f"the values have different shapes: {error}", column=name) from error
+        raise SchemaError(
+            f"the values have different shapes: {error}. A builder has no columns of such rows: make the "
+            "rlio.SampleBatch yourself, and give it a rlio.Ragged",
+            column=name,
+        ) from error
     # NumPy makes floats or objects of integers beyond int64, such as the upper half of uint64.
     if array.dtype.kind in "fuO" and all(type(value) is int for value in values):
         raise SchemaError("a whole number is beyond int64: cut ids to 63 bits", column=name)
