@@ -390,9 +390,10 @@ class Hdf5Table(Table):
         return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
 
     def _values_of_episodes(self, file: int, name: str) -> NDArray[Any]:
-        found = []
+        found, piece = [], self.allowance.piece()
         for group in self._groups[file]:
             dataset = self._handles.checked(file, _join(group, name))
+            piece.spend(dataset.dtype.itemsize)
             if dataset.shape not in ((), (1,)) or dataset.dtype.kind not in "biuf":
                 raise SchemaError(
                     f"found {dataset.dtype} of the shape {dataset.shape} in {excerpt(group or 'the file')}, "
