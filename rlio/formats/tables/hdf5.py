@@ -390,17 +390,16 @@ class Hdf5Table(Table):
         return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
 
     def _values_of_episodes(self, file: int, name: str) -> NDArray[Any]:
-        found, piece = [], self.allowance.piece()
+        found = []
         for group in self._groups[file]:
             dataset = self._handles.checked(file, _join(group, name))
-            piece.spend(dataset.dtype.itemsize)
             if dataset.shape not in ((), (1,)) or dataset.dtype.kind not in "biuf":
                 raise SchemaError(
                     f"found {dataset.dtype} of the shape {dataset.shape} in {excerpt(group or 'the file')}, "
                     "expected one number or flag, as in the first episode",
                     column=name,
                 )
-            found.append(np.reshape(dataset[()], 1))
+            found.append(self._handles.read(dataset).reshape(1))
         return np.concatenate(found)
 
     def close(self) -> None:
