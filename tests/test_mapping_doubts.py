@@ -410,6 +410,10 @@ def test_keys_with_dots_are_named_as_they_are(tmp_path: Path) -> None:
         assert found["truncateds"].tolist() == [False, False, True, False, False]
     said = message_of(tmp_path / "a.jsonl", MissingColumn, columns={"obs": "info.b.q"}, terminated="done")
     assert "no part 'b'" in said
+    sparse = [{**row, "info": row["info"] if row["done"] else {}} for row in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, sparse)))
+    said = message_of(tmp_path / "a.jsonl", terminated="done", truncated="info.TimeLimit.truncated")
+    assert "only some objects have a key" in said
 
 
 # ---- flags of episodes that are single values ----
