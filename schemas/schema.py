@@ -47,6 +47,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
 from rlio.schemas.json_values import check_text, dump_value, plain_array
 from rlio.schemas.observations import detect_stack
+from rlio.schemas.structure import Structure, structure_of_space
 from rlio.support.forks import cached_property
 
 __all__ = [
@@ -187,11 +188,12 @@ class PolicySchema:
         obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
         alike = len(obs) == len(new_obs) and all(
             a.path == b.path
-            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items)
-            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items)
+            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items, a.spec.structure)
+            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items, b.spec.structure)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture", "ragged") for leaf in obs)
+        kinds = ("scalar", "list", "bytes", "picture", "ragged", "nested")
+        storable = all(leaf.spec.kind in kinds for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
     @property
@@ -438,7 +440,8 @@ class Schema:
         found |= {
             pid: leaves if self.multi_agent else _with_stacks(leaves, part)
             for pid, part in fresh.items()
-            for leaves in [_leaves_of(part, pictures=pictures, is_written=is_written)]
+            for expected in [_structures_of((spaces or {}).get(pid))]
+            for leaves in [_leaves_of(part, pictures=pictures, is_written=is_written, expected=expected)]
         }
         _check_named(pictures, (leaf for leaves in found.values() for leaf in leaves))
         named = _with_physical_names(found)
@@ -736,8 +739,32 @@ def _check_named(pictures: Mapping[str, Codec] | None, found: Iterable[Leaf]) ->
             )
 
 
+def _structures_of(spaces: Any) -> dict[str, Structure]:
+    """Return leaf -> the structure that the spaces of a policy give its rows, where they have one."""
+    found: dict[str, Structure] = {}
+
+    def collect(space: Mapping[str, Any], column: str, path: Path) -> None:
+        if space["type"] == "Dict":
+            for key, child in space["spaces"]:
+                collect(child, column, (*path, key))
+        elif space["type"] == "Tuple":
+            for number, child in enumerate(space["spaces"]):
+                collect(child, column, (*path, number))
+        elif (structure := structure_of_space(space)) is not None:
+            found[leaf_name(column, path)] = structure
+
+    for kind, column in (("observation", Columns.OBS), ("action", Columns.ACTIONS)):
+        if isinstance(spaces, Mapping) and isinstance(spaces.get(kind), Mapping):
+            collect(spaces[kind], column, ())
+    return {name: each for name, each in found.items() if each.form not in ("array", "rows", "text")}
+
+
 def _leaves_of(
-    batch: SampleBatch, *, pictures: Mapping[str, Codec] | None = None, is_written: bool = True
+    batch: SampleBatch,
+    *,
+    pictures: Mapping[str, Codec] | None = None,
+    is_written: bool = True,
+    expected: Mapping[str, Structure] = MappingProxyType({}),
 ) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
     found, pictures, missing = [], pictures or {}, _missing_in(batch)
@@ -762,7 +789,8 @@ def _leaves_of(
                 and not is_encoded(array)
             ):
                 array = array[~missing]  # Rows that have none may hold anything.
-            spec = ColumnSpec.of(array, column=name, codec=pictures.get(as_obs))
+            codec, structure = pictures.get(as_obs), expected.get(as_obs)
+            spec = ColumnSpec.of(array, column=name, codec=codec, expected=structure)
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):

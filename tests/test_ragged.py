@@ -24,6 +24,8 @@ from rlio import MultiAgentBatch, Ragged, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaConflict, SchemaError
 from rlio.replay import texts
+from rlio.replay.memory import RamArrays
+from rlio.replay.texts import TextHeap
 from rlio.schemas.arrow import from_arrow
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.log_frames import LogFrames
@@ -324,6 +326,21 @@ class TestShards:
         ):
             with pytest.raises(CorruptData):
                 from_arrow(array, spec)
+
+    def test_lists_whose_offsets_lie_are_damage(self) -> None:
+        items = pa.array([1, 2, 3], pa.int32())
+        for offsets in ([0, 2, 1], [0, 3, 2], [0, 2, 7], [-1, 1, 2], [0, 1, -(2**31)]):
+            buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
+            with pytest.raises((CorruptData, pa.ArrowInvalid)):
+                from_arrow(
+                    pa.ListArray.from_buffers(pa.list_(pa.int32()), 2, buffers, children=[items]), TOKENS
+                )
+
+    def test_rows_of_a_store_that_are_not_made_of_items_are_damage(self) -> None:
+        heap = TextHeap(TOKENS, arrays=RamArrays(), name="x", capacity=4, ring=False)
+        heap.append(np.arange(2), Ragged(np.zeros(10, np.uint8), np.array([0, 4, 10])))
+        with pytest.raises(CorruptData, match="items of 4 bytes"):
+            heap.gather(np.arange(2))
 
 
 class TestOtherForms:

@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.ragged import Ragged
+from rlio.errors import CorruptData
 from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
+from rlio.schemas.structure import packed
 
 __all__ = ["TextHeap", "encoded"]
 
@@ -172,9 +174,13 @@ class TextHeap:
         """The decoded values of slots: strings, bytes or objects, as recorded."""
         found = self.texts(slots)
         if (items := self._spec.items) is not None:
+            if (found.offsets % items.row_bytes).any():
+                raise CorruptData(f"a row of {self._name} is not made of items of {items.row_bytes} bytes")
             values = found.values.view(items.numpy).reshape(-1, *items.shape)
             return Ragged(values, found.offsets // items.row_bytes).rows()
         listed = [text.tobytes() for text in found]
+        if self._spec.structure is not None:
+            return object_column(map(self._spec.structure.unpacked, listed))
         if self._spec.kind == "json":
             return object_column(load_value(text) for text in listed)
         if self._spec.dtype == "|S":
@@ -189,11 +195,11 @@ class TextHeap:
 
 def encoded(values: NDArray[Any]) -> Ragged:
     """The bytes of texts, of the JSON texts of objects, or of the items of lists."""
-    if len(values) and isinstance(values[0], np.ndarray):
+    if len(values) and isinstance(values[0], np.ndarray) and values[0].dtype.kind not in "UO":
         found = Ragged.of(values)
         item = found.values.dtype.itemsize * math.prod(found.values.shape[1:])
         return Ragged(np.ascontiguousarray(found.values).reshape(-1).view(np.uint8), found.offsets * item)
-    return _joined([value if isinstance(value, bytes) else value.encode() for value in values.tolist()])
+    return _joined([value if isinstance(value, bytes) else packed(value) for value in values.tolist()])
 
 
 def _joined(texts: list[bytes]) -> Ragged:
