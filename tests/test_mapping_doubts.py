@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from further import further
 
 import rlio
 from rlio.errors import CorruptData, MissingColumn, OptionError, RlioError, SchemaError, UnknownLayout
@@ -53,13 +54,15 @@ def message_of(source: Any, error: type[RlioError] = SchemaError, **fields: Any)
     [
         ("0012", "12"),
         ("1e3", "1000"),
-        ("1.0", "1"),
-        ("+7", "7"),
-        ("0x1F", "31"),
-        ("true", "True"),
-        ("3.1", "3.10"),
-        ("18446744073709551617", "18446744073709551618"),
         ("2020-01-01", "2020-01-01 00:00:00"),
+        *further(
+            ("1.0", "1"),
+            ("+7", "7"),
+            ("0x1F", "31"),
+            ("true", "True"),
+            ("3.1", "3.10"),
+            ("18446744073709551617", "18446744073709551618"),
+        ),
     ],
 )
 def test_ids_of_csv_that_are_one_number_and_two_texts_are_two_episodes(
@@ -135,10 +138,12 @@ def chained(lengths: tuple[int, ...] = (4, 3, 5), *, resets: bool) -> dict[str, 
         {"terminated": "done"},
         {"truncated": "done"},
         {"episode": "id"},
-        {"episode": "id", "terminated": "done"},
-        {"lengths": "len"},
-        {"ends": "until", "terminated": True},
-        {"starts": "first"},
+        *further(
+            {"episode": "id", "terminated": "done"},
+            {"lengths": "len"},
+            {"ends": "until", "terminated": True},
+            {"starts": "first"},
+        ),
     ],
 )
 def test_final_observations_that_are_those_of_the_next_episode_are_refused(ends: dict[str, Any]) -> None:
@@ -405,6 +410,10 @@ def test_keys_with_dots_are_named_as_they_are(tmp_path: Path) -> None:
         assert found["truncateds"].tolist() == [False, False, True, False, False]
     said = message_of(tmp_path / "a.jsonl", MissingColumn, columns={"obs": "info.b.q"}, terminated="done")
     assert "no part 'b'" in said
+    sparse = [{**row, "info": row["info"] if row["done"] else {}} for row in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, sparse)))
+    said = message_of(tmp_path / "a.jsonl", terminated="done", truncated="info.TimeLimit.truncated")
+    assert "only some objects have a key" in said
 
 
 # ---- flags of episodes that are single values ----
@@ -469,7 +478,7 @@ def test_a_flag_of_another_shape_in_a_later_group_is_refused(tmp_path: Path) -> 
 # ---- separators that are not found ----
 
 
-@pytest.mark.parametrize("separator", ["::", " ", "   ", "||", "\t\t", ":", "~", "\x01"])
+@pytest.mark.parametrize("separator", ["::", " ", *further("   ", "||", "\t\t", ":", "~", "\x01")])
 def test_separators_that_are_not_found_by_looking_are_named(separator: str, tmp_path: Path) -> None:
     path, names = tmp_path / "a.csv", ["id", "x", "a"]
     path.write_text(

@@ -399,7 +399,7 @@ class Hdf5Table(Table):
                     "expected one number or flag, as in the first episode",
                     column=name,
                 )
-            found.append(np.reshape(dataset[()], 1))
+            found.append(self._handles.read(dataset).reshape(1))
         return np.concatenate(found)
 
     def close(self) -> None:

@@ -424,7 +424,9 @@ def _column(name: str, values: Any, extensions: Mapping[str, Extension], *, fill
     try:
         return to_column(kept, values, {kept + path.removeprefix(name): one for path, one in own.items()})
     except (CorruptData, SchemaError) as error:
-        raise type(error)(str(error), column=name) from error
+        sparse = pa.types.is_struct(values.type) and " null" in str(error)
+        way = "; if only some objects have a key, give it to all, as a column or with a value" * sparse
+        raise type(error)(f"{error}{way}", column=name) from error
 
 
 class _ArrowTable(Pieces):
