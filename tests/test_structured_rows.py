@@ -232,6 +232,11 @@ class TestStoredRows:
         assert shown["graphs"] == "graph(nodes: float32[n, 2], edges: int64[n], edge_links: int32[n, 2])"
         assert load(root, filter="len(words) > 2")["t"].tolist() == [3, 7, 11]
 
+    def test_ragged_refuses_them_and_says_what_they_are(self) -> None:
+        for name, kind in (("words", "list"), ("places", "tuple"), ("graphs", "GraphInstance")):
+            with pytest.raises(SchemaError, match=f"rows that are '{kind}', expected"):
+                rlio.Ragged.of(load(store(rows_of(4)))[name])
+
     def test_compaction_keeps_them(self, tmp_path: Path) -> None:
         parts = [rows_of(5, 5 * number) for number in range(4)]
         root = store(*parts, root=str(tmp_path), roll=rlio.Roll(max_rows=5, max_seconds=None))
