@@ -23,7 +23,7 @@ import rlio
 LETTERS = ".=abcd"  # the end of an answer, the end of a prompt, and what words are made of
 END, LONGEST = 0, 8  # tokens of a prompt and its answer
 GROUPS, ANSWERS, UPDATES, CLIP = 32, 8, 4, 0.2
-VERSIONS, OLDEST = 40, 2  # versions of the policy; how many of them a rollout may be behind
+VERSIONS, OLDEST = 30, 2  # versions of the policy; how many of them a rollout may be behind
 
 
 class Model(nn.Module):

@@ -37,7 +37,7 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.format import recognise
-from rlio.formats.tables import mapping, text_table
+from rlio.formats.tables import mapped_columns, text_table
 from rlio.formats.tables import table as tables
 from rlio.resolve import resolve_input
 from rlio.storage import Storage
@@ -187,7 +187,7 @@ def test_every_kind_of_file_and_frame_gives_the_same_rows(
 ) -> None:
     monkeypatch.setattr(text_table, "_BLOCK_BYTES", 50)
     monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
-    monkeypatch.setattr(mapping, "_SCAN_ROWS", 2)
+    monkeypatch.setattr(mapped_columns, "_SCAN_ROWS", 2)
     for source in sources(tmp_path, log()):
         check(rows_of(source, mapping=MAPPING))
         check(rows_of(source, batch_size=None, mapping=mapped(columns={**COLUMNS, "t": "step"})))
@@ -1141,7 +1141,7 @@ def sessions() -> dict[str, Any]:
 def test_a_step_number_that_begins_again_within_an_id_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapping, "_SCAN_ROWS", 2)
+    monkeypatch.setattr(mapped_columns, "_SCAN_ROWS", 2)
     table = sessions()
     table[name] = table.pop("step")
     columns = {"obs": ["x"], "actions": "a"}

@@ -154,12 +154,18 @@ def test_final_observations_that_are_those_of_the_next_episode_are_refused(ends:
             assert rows_of(table, next_obs=["x2"], **ends)["new_obs"].ravel().tolist() == table["x2"].tolist()
 
 
-def test_truncations_of_what_goes_on_without_a_jump_are_read_and_noted() -> None:
-    x = np.sin(np.arange(13.0))
-    table = {"x": x[:-1], "x2": x[1:], "a": np.zeros(12), "cut": np.arange(12) % 4 == 3}
-    given = rlio.Mapping(SHORT, truncated="cut", next_obs=["x2"])
-    with rlio.from_arrays(table, mapping=given, epochs=1) as reader:
-        assert any("first obs of the next one" in note for note in reader.source.notes)
+def test_ends_of_what_goes_on_without_a_jump_are_read_and_noted() -> None:
+    x = np.cumsum(np.random.default_rng(0).uniform(0.5, 1.5, 101))
+    table = {"x": x[:-1], "x2": x[1:], "a": np.zeros(100), "cut": np.arange(100) % 4 == 3}
+    for ends in ({"truncated": "cut"}, {"terminated": "cut"}):
+        given = rlio.Mapping(SHORT, next_obs=["x2"], **ends)
+        with rlio.from_arrays(table, mapping=given, epochs=1) as reader:
+            assert any("first obs of the next one" in note for note in reader.source.notes)
+
+
+def test_terminal_rows_are_refused_if_observations_may_move_anywhere() -> None:
+    x = np.random.default_rng(0).normal(size=101)
+    table = {"x": x[:-1], "x2": x[1:], "a": np.zeros(100), "cut": np.arange(100) % 4 == 3}
     assert "final observations are lost" in message_of(table, terminated="cut", next_obs=["x2"])
 
 

@@ -37,7 +37,7 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.tables import mapping as tables
+from rlio.formats.tables import mapped_columns as tables
 from rlio.formats.tables import table as table_module
 from rlio.formats.tables import text_table
 from rlio.source import episodes as episodes_module

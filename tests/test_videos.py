@@ -242,6 +242,17 @@ def place_of(root: Path) -> Any:
     return locate_format(root)[1]
 
 
+def test_videos_in_remote_stores_and_zip_files_are_kept(sets: dict[str, Path], tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "a"), "zip", sets["v3.0"])
+    uri = f"memory://{tmp_path.name}"
+    assert rlio.convert(archive, uri, prove=True).proved
+    assert rlio.convert(uri, tmp_path / "b", to="lerobot", prove=True).proved
+    assert files_of(tmp_path / "b", "videos") == files_of(sets["v3.0"], "videos")
+    with rlio.read(uri, epochs=1, shuffle=False, cache="none") as reader:
+        rows = rlio.concat_samples(list(reader))
+    assert np.array_equal(rows["obs"]["left"], frames_of(sets["v3.0"], "left"))
+
+
 # ---- what is stored ----
 
 

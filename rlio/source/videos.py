@@ -34,8 +34,9 @@ __all__ = ["VideoStream", "Videos", "keep_videos", "video_library"]
 DIGEST_BYTES: Final = 16
 # Videos that stay open, of the whole process. Each has some frames in memory.
 _OPEN: Final = 8
-# Bytes of a video that are read at once, by a decoder and by a check.
-_BUFFER: Final = 256 << 10
+# Bytes of a video that are read at once: by a decoder, from a disk and from a remote store; and by a check.
+_BUFFER: Final = 1 << 20
+_REMOTE_BUFFER: Final = 4 << 20
 _PIECE: Final = 8 << 20
 # Up to so many frames ahead, a decoder goes on; it seeks what is further away.
 _AHEAD: Final = 32
@@ -71,6 +72,7 @@ class VideoStream:
         self._expected = self._digest = digest
         self._is_checked = digest is None
         self._lock = threading.RLock()
+        self._looked: tuple[Any, Any] | None = None
         self._decoder: _Decoder | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,20 +116,17 @@ class VideoStream:
         Raises:
             CorruptData: There are fewer frames, or one is not where it should be.
         """
-        with _explained(self.uri):
-            container, video = self._opened()
+        with self._looked_at() as (container, video):
             unit, start = float(video.time_base), video.start_time or 0
             low, high = (start + (begin + frames / fps) / unit for frames in (-0.5, count + 0.5))
             found = []
             for packet in _packets(container, video, round(low)):
-                if (
-                    packet.dts is not None and packet.dts > high
-                ):  # Frames are not shown before they are decoded.
+                # No frame is shown before it is decoded.
+                if packet.dts is not None and packet.dts > high:
                     break
                 if packet.pts is not None and packet.pts >= low and not packet.is_discard:
                     found.append(packet.pts)
             times, shape = sorted(found)[:count], (video.height, video.width, 3)
-            container.close()
         for number, time in enumerate(times):
             seconds, expected = (time - start) * unit, begin + number / fps
             if abs(seconds - expected) > 0.5 / fps:
@@ -144,21 +143,29 @@ class VideoStream:
 
     def seconds(self, times: Sequence[int]) -> list[float]:
         """When frames are shown, in seconds after the first frame of the video."""
-        with _explained(self.uri):
-            container, video = self._opened()
+        with self._looked_at() as (_, video):
             unit, start = video.time_base, video.start_time or 0
-            container.close()
             return [float((time - start) * unit) for time in times]
 
     def about(self) -> dict[str, Any]:
         """Facts of the stream: ``codec``, ``pix_fmt``."""
-        with _explained(self.uri):
-            container, video = self._opened()
+        with self._looked_at() as (_, video):
             codec = video.codec_context.codec
             name = getattr(codec, "canonical_name", codec.name)
-            found = {"codec": name, "pix_fmt": video.codec_context.pix_fmt}
-            container.close()
-            return found
+            return {"codec": name, "pix_fmt": video.codec_context.pix_fmt}
+
+    @contextmanager
+    def _looked_at(self) -> Iterator[tuple[Any, Any]]:
+        """The open file, of which no frame is decoded: its header has the places of all frames."""
+        _use(self)
+        with self._lock, _explained(self.uri):
+            try:
+                if self._looked is None:
+                    self._looked = self._opened()
+                yield self._looked
+            except BaseException:
+                self._looked = None
+                raise
 
     def frames(self, times: Sequence[int], shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
         """The frames at ascending times, each of ``shape``; the caller does not change them.
@@ -212,8 +219,12 @@ class VideoStream:
     def _opened(self) -> tuple[Any, Any]:
         if self._size is None:
             self._size, _ = self._measured()
-        raw = _Ranges(self._storage, self._path, self._size)
-        container = video_library().open(io.BufferedReader(raw, _BUFFER), format="mp4")
+        if self._storage.is_zipped:  # Each range would be unpacked from the beginning.
+            file: Any = io.BytesIO(self._found(lambda: self._storage.read(self._path)))
+        else:
+            raw = _Ranges(self._storage, self._path, self._size)
+            file = io.BufferedReader(raw, _BUFFER if self._storage.is_local else _REMOTE_BUFFER)
+        container = video_library().open(file, format="mp4")
         return container, container.streams.video[0]
 
 
@@ -325,13 +336,13 @@ _of_parent: list[Any] = []
 
 
 def _use(stream: VideoStream) -> None:
-    """Note that a video is in use; close the decoder of the one that was used longest ago."""
+    """Note that a video is in use; close the one that was used longest ago."""
     with _recent_lock:
         _recent[stream] = None
         _recent.move_to_end(stream)
         oldest = _recent.popitem(last=False)[0] if len(_recent) > _OPEN else None
     if oldest is not None and oldest._lock.acquire(blocking=False):
-        oldest._decoder = None
+        oldest._looked = oldest._decoder = None
         oldest._lock.release()
 
 
@@ -339,8 +350,9 @@ def _let_go_in_child() -> None:
     global _recent_lock
     _recent_lock = threading.Lock()
     for stream in _recent:
-        _of_parent.append(stream._decoder)
-        stream._decoder, stream._lock = None, threading.RLock()
+        _of_parent.append((stream._looked, stream._decoder))
+        stream._looked = stream._decoder = None
+        stream._lock = threading.RLock()
     _recent.clear()
 
 

@@ -196,7 +196,7 @@ def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
     found = _goes_on(rows)
     if found is None:
         return ""
-    goes_on, moves = found
+    goes_on, moves, spread = found
     flagged = rows.ends[:-1]
     if moves.any() and (breaks := int((~goes_on & ~flagged).sum())) * 2 > len(goes_on):
         _check_interleaved(rows)
@@ -216,16 +216,17 @@ def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
             + (_late_or_early(flagged, goes_on, names[0]) or advice_of_flags(names, is_inverted=mostly)),
             column=_column_of(names),
         )
-    return _check_resets(rows, flagged, moves) if goes_on.all() else ""
+    return _check_resets(rows, moves, spread) if goes_on.all() else ""
 
 
-def _goes_on(rows: Followed) -> tuple[NDArray[np.bool_], NDArray[np.float64]] | None:
+def _goes_on(rows: Followed) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
     """Of each row, whether its ``new_obs`` is the ``obs`` of the next, and how far it is from its ``obs``.
 
-    None: they are no numbers that can be compared.
+    The last value is how far ``obs`` that are far apart in time are from each other. None: they are no
+    numbers that can be compared.
     """
     goes_on, moves = np.ones(len(rows.ends) - 1, np.bool_), np.zeros(len(rows.ends) - 1)
-    others = dict(leaves(rows.new_obs))
+    others, spread = dict(leaves(rows.new_obs)), np.zeros(len(rows.ends))
     for path, one in leaves(rows.obs):
         other = others.get(path)
         if other is None or one.shape != other.shape or one.dtype.kind not in "biuf":
@@ -233,7 +234,8 @@ def _goes_on(rows: Followed) -> tuple[NDArray[np.bool_], NDArray[np.float64]] | 
         now, after = (leaf.reshape(len(leaf), -1).astype(np.float64) for leaf in (one, other))
         goes_on &= np.where(np.isnan(after[:-1]), np.isnan(now[1:]), after[:-1] == now[1:]).all(axis=1)
         moves += np.nan_to_num(np.abs(after[:-1] - now[:-1]), posinf=0.0).sum(axis=1)
-    return goes_on, moves
+        spread += np.nan_to_num(np.abs(now - np.roll(now, len(now) // 2, axis=0)), posinf=0.0).sum(axis=1)
+    return goes_on, moves, float(np.median(spread))
 
 
 def _check_interleaved(rows: Followed) -> None:
@@ -266,14 +268,16 @@ def _late_or_early(flagged: NDArray[np.bool_], goes_on: NDArray[np.bool_], name:
     return ""
 
 
-def _check_resets(rows: Followed, flagged: NDArray[np.bool_], moves: NDArray[np.float64]) -> str:
+def _check_resets(rows: Followed, moves: NDArray[np.float64], spread: float) -> str:
     """Refuse final observations that are the first ones of the next episodes, unless rows may just go on.
 
-    Rows may go on after a truncation, if an endless episode was cut: the observation then moves no further
-    there than elsewhere.
+    Rows may go on if an endless run was cut, or its goals are marked: then the observation moves no further
+    at ends than elsewhere. Where it may move anywhere in a step, that says nothing.
     """
+    flagged = rows.ends[:-1]
     within = moves[~flagged]
     jumps = len(within) and np.median(moves[flagged]) > np.quantile(within, 0.99)
+    is_smooth = len(within) and np.median(within) < spread / 2
     found = (
         f"the new_obs of the last row of each episode is the first obs of the next one (from row "
         f"{rows.row + int(flagged.argmax())} on, {int(flagged.sum())} compared)"
@@ -283,9 +287,9 @@ def _check_resets(rows: Followed, flagged: NDArray[np.bool_], moves: NDArray[np.
         "which marks them as unknown, or write those of infos (final_obs, final_observation, "
         "terminal_observation) into these rows"
     )
-    if jumps or rows.terminated[:-1][flagged].any():
+    if jumps or (rows.terminated[:-1][flagged].any() and not is_smooth):
         raise SchemaError(f"{found}: expected the one that the last action led to; {lost}", column="new_obs")
-    return f"{found[0].upper()}{found[1:]}: truncations seem to cut what goes on; {lost}."
+    return f"{found[0].upper()}{found[1:]}: an endless run seems to be cut there; {lost}."
 
 
 #: What to do with rows of several environments.
