@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from further import further
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from stored_batches import (
@@ -88,7 +89,7 @@ def table_of(root: str) -> pa.Table:
 
 class TestStoredRows:
     @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
-    @pytest.mark.parametrize("limit", [1, 1 << 23])
+    @pytest.mark.parametrize("limit", [2000, *further(1, 1 << 23)])
     def test_rows_come_back_with_their_types(self, writer: Any, limit: int) -> None:
         root = fresh_root()
         with group_bytes(limit), writer(root, spool=None) as out:
