@@ -24,6 +24,7 @@ from further import further
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlio
 from rlio import Limits
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.errors import (
@@ -483,7 +484,7 @@ def test_a_large_row_group_is_read_in_parts_and_each_page_once(
 
 
 BAD_COLUMNS = {
-    "ragged": (pa.array([[1.0], [1.0, 2.0]]), "different lengths"),
+    "unequal within lists": (pa.array([[[1.0], [1.0, 2.0]], [[1.0]]]), "different lengths"),
     "null list": (pa.array([[1.0], None]), "null"),
     "null integer": (pa.array([1, None], pa.int64()), "null"),
     "null flag": (pa.array([True, None]), "null"),
@@ -492,6 +493,31 @@ BAD_COLUMNS = {
     "packed": (pa.array(["BCJNGGhA!!", "BCJNGGhA!!"]), "base64"),
     "packed unlike": (pa.array([pack(np.zeros(2)), pack(np.zeros(3))]), "different"),
 }
+
+
+@pytest.mark.parametrize("rows", [8, 300])
+def test_lists_of_different_lengths_are_rows_of_a_ragged_column(rows: int, tmp_path: Path) -> None:
+    """Also if the first file, or its first rows, have lists of one length."""
+    lists = [[n] * (2 if n < 150 else n % 4) for n in range(rows)]
+    boxes = [[[n, 0.5]] * (n % 3) for n in range(rows)]
+    columns = {
+        "tokens": pa.array(lists, pa.list_(pa.int32())),
+        "boxes": pa.array(boxes, pa.list_(pa.list_(pa.float32()))),
+        "rewards": np.arange(rows, dtype=np.float32),
+    }
+    table = pa.table(columns)
+    pq.write_table(table[: rows // 2], tmp_path / "a.parquet", row_group_size=50)
+    pq.write_table(table[rows // 2 :], tmp_path / "b.parquet")
+    for options in ({}, {"cache": "memory", "shuffle": True, "seed": 0}, {"batch_size": 7}):
+        with ForeignParquetReader(tmp_path, epochs=1, **options) as reader:
+            found = rlio.concat_samples(list(reader))
+        found = found[np.argsort(found["rewards"])]
+        assert [np.asarray(row).tolist() for row in found["tokens"]] == lists
+        assert {row.dtype.str for row in found["tokens"]} == {"<i4"}
+        assert [row.tolist() for row in found["boxes"]] == boxes
+        assert {row.shape[1:] for row in found["boxes"]} == {(2,)}
+        if rows == 300:
+            assert rlio.Ragged.of(found["tokens"]).lengths.tolist() == list(map(len, lists))
 
 
 @pytest.mark.parametrize("name", BAD_COLUMNS)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from further import further
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 from stored_batches import (
@@ -88,7 +89,7 @@ def table_of(root: str) -> pa.Table:
 
 class TestStoredRows:
     @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
-    @pytest.mark.parametrize("limit", [1, 1 << 23])
+    @pytest.mark.parametrize("limit", [2000, *further(1, 1 << 23)])
     def test_rows_come_back_with_their_types(self, writer: Any, limit: int) -> None:
         root = fresh_root()
         with group_bytes(limit), writer(root, spool=None) as out:
@@ -231,6 +232,11 @@ class TestStoredRows:
         assert shown["words"] == "list[str]"
         assert shown["graphs"] == "graph(nodes: float32[n, 2], edges: int64[n], edge_links: int32[n, 2])"
         assert load(root, filter="len(words) > 2")["t"].tolist() == [3, 7, 11]
+
+    def test_ragged_refuses_them_and_says_what_they_are(self) -> None:
+        for name, kind in (("words", "list"), ("places", "tuple"), ("graphs", "GraphInstance")):
+            with pytest.raises(SchemaError, match=f"rows that are '{kind}', expected"):
+                rlio.Ragged.of(load(store(rows_of(4)))[name])
 
     def test_compaction_keeps_them(self, tmp_path: Path) -> None:
         parts = [rows_of(5, 5 * number) for number in range(4)]

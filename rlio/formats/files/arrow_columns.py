@@ -22,13 +22,22 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
+from rlio.batch.ragged import Ragged
 from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.packed import is_packed, unpack, unpickle
 from rlio.formats.files.parquet_footer import Extension
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 
-__all__ = ["bytes_of_views", "is_pickled", "load_pickled", "to_column"]
+__all__ = [
+    "UnequalLists",
+    "bytes_of_views",
+    "is_lists",
+    "is_pickled",
+    "load_pickled",
+    "to_column",
+    "to_lists",
+]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -73,6 +82,34 @@ def to_column(
         CorruptData: Packed text is damaged.
     """
     return _to_column(name, values, extensions, allowance or Allowance(), name)
+
+
+class UnequalLists(SchemaError):
+    """The rows of a column are lists of different lengths."""
+
+
+def to_lists(name: str, values: Any, allowance: Allowance) -> Any:
+    """A column of lists of numbers that may differ in length, as rows of a `Ragged`.
+
+    Args:
+        name: The column's name.
+        values: A pyarrow Array of lists; their items are numbers, or lists of one shape.
+        allowance: The budget of rows, shared with other columns.
+
+    Raises:
+        SchemaError: Values are null, or the items have no dtype or different shapes.
+    """
+    _refuse_nulls(values)
+    allowance.spend(_OBJECT_BYTES * len(values))
+    flat = values.flatten()
+    items = _from_lists(flat) if _is_list(flat.type) else _from_numbers(flat)
+    ends = np.cumsum([0, *values.value_lengths().to_numpy()], dtype=np.int64)
+    return standard_dtype(name, Ragged(items, ends).rows())
+
+
+def is_lists(kind: Any) -> bool:
+    """Whether a type is lists of numbers that may differ in length."""
+    return isinstance(kind, pa.ListType | pa.LargeListType) and _has_numbers(kind)
 
 
 def _to_column(
@@ -208,7 +245,7 @@ def _from_lists(values: Any) -> Array:
         size, left = divmod(len(flat), max(count, 1))
         lengths = None if hasattr(values.type, "list_size") else values.value_lengths().to_numpy()
         if left or (lengths is not None and count and (lengths != size).any()):
-            raise SchemaError("lists of different lengths: expected rows of one shape")
+            raise UnequalLists("lists of different lengths: expected rows of one shape")
         shape.append(size)
         values = flat
     return _from_numbers(values).reshape(rows, *shape)

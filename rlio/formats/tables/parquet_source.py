@@ -34,7 +34,14 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.arrow_columns import is_pickled, load_pickled, to_column
+from rlio.formats.files.arrow_columns import (
+    UnequalLists,
+    is_lists,
+    is_pickled,
+    load_pickled,
+    to_column,
+    to_lists,
+)
 from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
@@ -143,6 +150,8 @@ class RowGroups:
         self.sizes: list[int] = []
         #: For each row group: the names and types of its file's columns.
         self.kinds: list[Hashable] = []
+        #: Columns of lists that differ in length: a row group has no multiple of its rows as values.
+        self.unequal: set[str] = set()
 
     def index(self, failures: Failures) -> None:
         """Read the footers."""
@@ -191,6 +200,7 @@ class RowGroups:
                 self.rows.append(info.num_rows)
                 self.sizes.append(max(info.total_byte_size, 1))
                 self.kinds.append(columns)
+                self._compare_lengths(info, schema)
             first += info.num_rows
         if self._mapped:
             return False
@@ -198,6 +208,18 @@ class RowGroups:
         if not rows_are_batches and self._asked is None:
             check_step_columns(names, uri=self.files[number].uri)
         return rows_are_batches
+
+    def _compare_lengths(self, info: Any, schema: Any) -> None:
+        """Note columns of lists whose number of values is not that of lists of one length.
+
+        Lists that have one length in each row group, but another in another, are a mistake more often.
+        """
+        for place in range(info.num_columns):
+            chunk = info.column(place)
+            name = chunk.path_in_schema.partition(".")[0]
+            known = name in schema.names  # Names may have dots.
+            if known and chunk.num_values % info.num_rows and is_lists(schema.field(name).type):
+                self.unequal.add(name)
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
@@ -476,7 +498,7 @@ class StepRows(GroupFiles):
         try:
             for name in names:
                 with in_column(name):
-                    column = to_column(name, table.column(name).combine_chunks(), extensions, allowance)
+                    column = self._column(name, table.column(name).combine_chunks(), extensions, allowance)
                     if column is not None and name in self._spaces:
                         column = fit_space(column, self._spaces[name], lambda leaf: leaf)
                 if column is not None:
@@ -486,6 +508,21 @@ class StepRows(GroupFiles):
             if any(used):
                 self._spent.setdefault(group, {})[start] = used
         return columns
+
+    def _column(
+        self, name: str, values: Any, extensions: Mapping[str, Extension], allowance: Allowance
+    ) -> Any:
+        """One column; of lists that differ in length, if the footers or the first rows show that."""
+        can_differ = is_lists(values.type) and name != Columns.INFOS and name not in extensions
+        if can_differ and name in self._row_groups.unequal:
+            return to_lists(name, values, allowance)
+        try:
+            return to_column(name, values, extensions, allowance)
+        except UnequalLists:
+            if self._schemas or not can_differ:
+                raise
+            self._row_groups.unequal.add(name)
+            return to_lists(name, values, allowance)
 
     def _settled(self, columns: dict[str, Any]) -> SampleBatch:
         self._decoder.flags.settle(columns)
