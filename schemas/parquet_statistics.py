@@ -24,13 +24,14 @@ Bounds: TypeAlias = "tuple[np.generic[Any], np.generic[Any]]"
 def bounded_columns(schema: Schema, fields: Sequence[str]) -> dict[int, str]:
     """Return number -> physical name of the columns that may have bounds: scalars.
 
-    Those of ``new_obs`` are left out, which store only values that are not another row's ``obs``.
+    Those of ``new_obs`` are left out, which store only values that are not another row's ``obs``; and keys of
+    infos, which rows may lack.
 
     Args:
         schema: Schema of the shard.
         fields: The columns of the file, in order. Each is one column of Parquet.
     """
-    elided = set(linked_columns(schema))
+    elided = {*linked_columns(schema), *schema.masks}
     return {
         number: name
         for number, name in enumerate(fields)

@@ -78,6 +78,7 @@ def _write_as_before(root: Path, batches: list[Any], **options: Any) -> None:
     """Write shards of the version before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlio.schemas.schema.STORED_NEXT_OBS", "new_obs")
+        patch.setattr("rlio.writers.parquet_encoder.ParquetEncoder.has_info_keys", False)
         _write(root, batches, **options)
 
 

@@ -45,6 +45,7 @@ from rlio.batch.arrays import (
 from rlio.batch.checks import check_layout
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.compressed_rows import compress_column, decompress_column
+from rlio.batch.infos import info_objects, is_typed, typed_rows
 from rlio.batch.join import Unlike, join
 from rlio.batch.multi_agent import MultiAgentBatch, check_batch
 from rlio.batch.nested import leaves, map_structure, path_text
@@ -66,6 +67,7 @@ __all__ = ["SampleBatch"]
 _Slice = slice
 _SEQ_LENS = Columns.SEQ_LENS
 _DONES = Columns.DONES
+_INFOS = Columns.INFOS
 
 
 class SampleBatch(Columns, MutableMapping[str, Column]):
@@ -255,8 +257,20 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             )
         return rows.take(self, key)
 
+    def _raw(self, key: str) -> Column:
+        """A column as the batch has it: infos may be in the typed form (`rlio.batch.infos`)."""
+        return self._columns[key]
+
+    @property
+    def _made(self) -> dict[str, Column]:
+        """The columns, with objects in place of infos in the typed form; they are made once."""
+        infos = self._columns.get(_INFOS)
+        if is_typed(infos):
+            self._columns = {**self._columns, _INFOS: info_objects(infos)}
+        return self._columns
+
     def _read(self, key: str) -> Column:
-        column = self._columns.get(key)
+        column = self._made.get(key) if key == _INFOS else self._columns.get(key)
         if column is None:
             column = self._dones() if key == _DONES else None
             if column is None:
@@ -329,11 +343,11 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
 
     def values(self) -> ValuesView[Column]:
         """The columns as stored: no interceptor is applied."""
-        return self._columns.values()
+        return self._made.values()
 
     def items(self) -> ItemsView[str, Column]:
         """Names and columns as stored: no interceptor is applied."""
-        return self._columns.items()
+        return self._made.items()
 
     # Identity: `equals` compares values.
     __hash__ = object.__hash__
@@ -363,12 +377,15 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             and self._time_major == other._time_major
             and self._zero_padded == other._zero_padded
             and self.max_seq_len == other.max_seq_len
-            and all(equal_columns(column, other._columns[name]) for name, column in self._columns.items())
+            and all(equal_columns(column, other._made[name]) for name, column in self._made.items())
         )
 
     def __repr__(self) -> str:
         texts = []
         for name, column in self._columns.items():
+            if name == _INFOS and is_typed(column):
+                texts.append(f"{name} object ({typed_rows(column)},)")
+                continue
             parts = [(path_text(path), f"{leaf.dtype} {tuple(leaf.shape)}") for path, leaf in leaves(column)]
             inner = ", ".join(f"{path}: {text}" for path, text in parts)
             shown = name if name.isprintable() and len(name) < 100 else excerpt(name)
@@ -380,7 +397,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         return f"{type(self).__name__}({self.count} steps{lens}{layout}: {', '.join(texts)})"
 
     def _repr_html_(self) -> str:
-        return panel(f"{type(self).__name__}: {counted(self.count, 'step')}", column_table(self._columns))
+        return panel(f"{type(self).__name__}: {counted(self.count, 'step')}", column_table(self._made))
 
     # ---- sizes and flags ----
 
@@ -649,9 +666,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
                 none, or is for all floats and not floating.
             MissingColumn: ``dtype`` names a column that is absent.
         """
-        return to_tensors(
-            self._columns, device, dtype=dtype, pin_memory=pin_memory, non_blocking=non_blocking
-        )
+        return to_tensors(self._made, device, dtype=dtype, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def to_device(
         self,
@@ -671,7 +686,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             raise OptionError(f"framework={framework!r}: expected 'torch'")
         return self._like(
             to_tensors(
-                self._columns,
+                self._made,
                 device,
                 dtype=dtype,
                 pin_memory=pin_memory,
@@ -692,7 +707,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         return self._like(
             {
                 name: compress_column(column, bulk=bulk) if name in chosen else column
-                for name, column in self._columns.items()
+                for name, column in self._made.items()
             }
         )
 

@@ -347,7 +347,9 @@ class Survey:
         names = self._names.get(schema.hash)
         if names is None:
             names = self._names[schema.hash] = [
-                (leaf.physical, _name(leaf)) for policy in schema.policies.values() for leaf in policy.leaves
+                (leaf.physical, _name(leaf))
+                for policy in schema.policies.values()
+                for leaf in policy.shown.leaves
             ]
         # Bounds are those of all rows of the shard; and policies may share a stored column.
         if sum(streams.rows) < sum(opened.rows) or len(schema.policies) > 1:
@@ -507,7 +509,7 @@ def _columns(
         found: dict[str, Leaf] = {}
         for schema in schemas:
             if policy in schema.policies:
-                found.update({_name(leaf): leaf for leaf in schema.policies[policy].leaves})
+                found.update({_name(leaf): leaf for leaf in schema.policies[policy].shown.leaves})
         known = stats.get(policy)
         for name, leaf in found.items():
             dtype = leaf.spec.numpy
@@ -564,7 +566,7 @@ def read_columns(source: Source, policy: str) -> list[str]:
             continue
         found = {
             _name(leaf): leaf
-            for leaf in schema.policies[policy].leaves
+            for leaf in schema.policies[policy].shown.leaves
             if leaf.spec.kind not in TEXTS and leaf.spec.numpy.kind in "biuf" and leaf.spec.size
         }
         common = found if common is None else {name: leaf for name, leaf in common.items() if name in found}

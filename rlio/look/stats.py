@@ -36,7 +36,15 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import Leaf, canonical_json, column_of_name, is_in, is_named, leaf_name
+from rlio.schemas.schema import (
+    Leaf,
+    PolicySchema,
+    canonical_json,
+    column_of_name,
+    is_in,
+    is_named,
+    leaf_name,
+)
 from rlio.source.selection import counting_of, group_options, with_step_columns
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SpanReader
@@ -311,7 +319,8 @@ def _columns(source: Source, policy: str | None) -> dict[str, list[Leaf]]:
             f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
             uri=source.uri,
         )
-    return joint_columns(schemas, policy or policies[0])
+    known = joint_columns(schemas, policy or policies[0])
+    return PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)).shown.columns
 
 
 def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:

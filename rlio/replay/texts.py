@@ -159,7 +159,8 @@ class TextHeap:
             ends = np.cumsum([0, *map(len, found)]) // items.row_bytes
             return Ragged(values, ends).rows()
         if self._spec.kind == "json":
-            return object_column(load_value(text) for text in found)
+            # An empty text: nothing is left of an info.
+            return object_column(load_value(text) if text else None for text in found)
         if self._spec.dtype == "|S":
             return np.array(found, np.bytes_)
         texts = [text.decode() for text in found]

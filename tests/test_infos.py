@@ -1,0 +1,357 @@
+"""Infos as columns: keys of one type have columns, everything else is left, and infos come back as they were."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stored_batches import assert_same_bits, files, fresh_root, group_bytes, load, numbered, store
+
+import rlio
+from rlio import MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import object_column
+from rlio.batch.infos import info_objects, is_typed
+from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError
+from rlio.schemas.info_columns import InfoForm, InfoKey, ParsedInfos
+from rlio.schemas.log_frames import LogFrames
+from rlio.schemas.row_groups import pieces_of
+from rlio.schemas.schema import Schema
+
+X = np.float64
+
+
+def rows_of(infos: list[Any], first: int = 0) -> SampleBatch:
+    return numbered(len(infos), first, infos=object_column(infos))
+
+
+def read(root: str, **options: Any) -> np.ndarray:
+    """The infos of a root by ``t``, whatever their order."""
+    batch = load(root, batch_size=7, **options)
+    order = np.argsort(batch["t"], kind="stable")
+    return batch["infos"][order]
+
+
+def columns_of(root: str) -> list[set[str]]:
+    """The columns of infos in each shard."""
+    names = [pq.read_schema(io.BytesIO(data)).names for _, data in sorted(files(root).items())]
+    return [{name for name in found if name.startswith("infos")} for found in names]
+
+
+def assert_same(found: Any, expected: list[Any]) -> None:
+    assert_same_bits(found, object_column(expected), "infos")
+
+
+# ---- what an info may be ----
+
+NUMBERS = st.one_of(
+    st.floats(),
+    st.integers(-(2**70), 2**70),
+    st.booleans(),
+    st.floats().map(np.float64),
+    st.floats(width=32).map(np.float32),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.integers(0, 255).map(np.uint8),
+    st.booleans().map(np.bool_),
+)
+ARRAYS = st.one_of(
+    st.lists(st.floats(width=32), min_size=2, max_size=2).map(lambda x: np.array(x, np.float32)),
+    st.lists(st.integers(0, 9), max_size=3).map(lambda x: np.array(x, np.int64)),
+    st.just(np.arange(6.0).reshape(2, 3)),
+    st.just(np.array(2.5)),
+    st.just(np.array([1], ">i4")),
+)
+OTHERS = st.one_of(st.none(), st.text(max_size=3), st.lists(st.integers(0, 3), max_size=2), st.just((1, 2.0)))
+KEYS = st.sampled_from(["x", "y", "_x", "e", "", "a/b", "a.b", "ü", "x#older", 3, np.str_("x")])
+INFOS = st.dictionaries(
+    KEYS,
+    st.recursive(
+        st.one_of(NUMBERS, ARRAYS, OTHERS),
+        lambda inner: st.dictionaries(KEYS, inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+#: Nearly alike, as those of environments are.
+ALIKE = st.fixed_dictionaries(
+    {"x": st.floats().map(np.float64), "n": st.integers(0, 9)},
+    optional={
+        "e": st.fixed_dictionaries({"r": st.floats(width=32).map(np.float32)}, optional={"l": NUMBERS})
+    },
+)
+ROWS = st.lists(st.one_of(ALIKE, INFOS, st.none()), min_size=1, max_size=6)
+
+
+class TestForm:
+    @given(st.lists(ROWS, min_size=1, max_size=3))
+    @settings(max_examples=40, deadline=None)
+    def test_infos_come_back_from_columns_as_they_were(self, batches: list[list[Any]]) -> None:
+        form = InfoForm()
+        for infos in batches:
+            form = form.grown(ParsedInfos.of(infos))
+        for infos in batches:
+            assert_same(info_objects(form.arranged(ParsedInfos.of(infos))), infos)
+
+    @given(ROWS, ROWS)
+    @settings(max_examples=40, deadline=None)
+    def test_infos_come_back_from_the_joint_form_of_two_writers(
+        self, one: list[Any], other: list[Any]
+    ) -> None:
+        parsed = [ParsedInfos.of(infos) for infos in (one, other)]
+        forms = [InfoForm().grown(each) for each in parsed]
+        joint = InfoForm.joint(forms)
+        for form, each, infos in zip(forms, parsed, (one, other), strict=True):
+            made = joint.conformed(form.arranged(each))
+            assert_same(info_objects(made), infos)
+            again = InfoForm.of(dict(joint.leaves()))
+            assert again == joint
+
+    def test_the_type_of_most_values_is_that_of_the_column(self) -> None:
+        form = InfoForm().grown(ParsedInfos.of([{"r": 0}, {"r": 0.5}, {"r": 1.5}]))
+        assert form == InfoForm({("r",): InfoKey("<f8", (), True)}, has_rest=True)
+
+    def test_a_key_below_another_value_is_left(self) -> None:
+        form = InfoForm().grown(ParsedInfos.of([{"e": 1.0}, {"e": {"r": 2.0}}]))
+        assert (list(form.keys), form.has_rest) == ([("e",)], True)
+
+    def test_objects_are_new_and_writable(self) -> None:
+        array = np.arange(3.0)
+        form = InfoForm().grown(parsed := ParsedInfos.of([{"a": array}, {"a": array}]))
+        made = form.arranged(parsed)
+        one, other = info_objects(made), info_objects(made)
+        one[0]["a"][:] = 7
+        one[1]["b"] = 1
+        assert_same(other, [{"a": array}, {"a": array}])
+
+
+class TestShards:
+    def test_keys_of_one_type_are_columns_and_nothing_is_left(self) -> None:
+        infos = [{"x": X(n), "reward": np.float32(-n), "alive": n > 2, "lives": n} for n in range(20)]
+        infos[9]["episode"] = {"r": 3.5, "l": 9, "t": 0.25}
+        root = store(rows_of(infos))
+        keys = {"x", "reward", "alive", "lives", "episode/r", "episode/l", "episode/t"}
+        assert columns_of(root) == [{f"infos/{key}" for key in keys}]
+        assert_same(read(root), infos)
+        (data,) = files(root).values()
+        table = pq.read_table(io.BytesIO(data))
+        assert table["infos/x"].to_pylist() == [float(n) for n in range(20)]
+        assert table["infos/episode/l"].to_pylist() == [9 if n == 9 else None for n in range(20)]
+
+    def test_empty_infos_have_no_column(self) -> None:
+        root = store(rows_of([{}] * 5))
+        assert columns_of(root) == [set()]
+        assert_same(read(root), [{}] * 5)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"cache": "none"},
+            {"cache": "none", "shuffle": True},
+            {"cache": "memory", "shuffle": True},
+            {"cache": "disk"},
+        ],
+    )
+    @given(batches=st.lists(ROWS, min_size=1, max_size=2), others=ROWS)
+    @settings(max_examples=5, deadline=None)
+    def test_infos_of_several_writers_come_back(
+        self, options: dict[str, Any], batches: list[list[Any]], others: list[Any]
+    ) -> None:
+        root, every = fresh_root(), [*batches, others]
+        starts = np.cumsum([0, *map(len, every)]).tolist()
+        made = [rows_of(infos, first) for infos, first in zip(every, starts, strict=False)]
+        store(*made[:-1], root=root)
+        store(made[-1], root=root)
+        assert_same(read(root, seed=0, **options), [info for infos in every for info in infos])
+
+    def test_new_keys_extend_the_schema_four_times_and_are_left_then(self) -> None:
+        infos = [{f"k{n}": float(n)} for n in range(8)]
+        root = store(*(rows_of([info], n) for n, info in enumerate(infos)))
+        assert set().union(*columns_of(root)) == {"infos", *(f"infos/k{n}" for n in range(5))}
+        assert_same(read(root), infos)
+
+    def test_rows_of_several_row_groups_and_policies_come_back(self) -> None:
+        own = {
+            "a": [{"x": X(n), "e": {"r": n}} if n % 3 else {"x": X(n)} for n in range(40)],
+            "b": [{"x": n} if n % 2 else {} for n in range(40)],
+        }
+        ids = {"eps_id": np.zeros(40, np.int64)}
+        batch = MultiAgentBatch(
+            {pid: numbered(40, infos=object_column(infos), **ids) for pid, infos in own.items()}, 40
+        )
+        with group_bytes(600):
+            root = store(batch)
+        for options in ({"cache": "none"}, {"cache": "memory"}):
+            found = load(root, batch_size=16, **options)
+            for pid, infos in own.items():
+                assert_same(found[pid]["infos"], infos)
+
+    def test_json_infos_of_earlier_shards_are_read_beside_columns(self, tmp_path: Path) -> None:
+        infos = [{"x": X(n), "s": "t"} if n % 2 else {"x": X(n)} for n in range(12)]
+        root = fresh_root()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rlio.writers.parquet_encoder.ParquetEncoder.has_info_keys", False)
+            store(rows_of(infos[:4]), root=root)
+        store(rows_of(infos[4:8], 4), root=root)
+        with rlio.JsonWriter(root) as writer:
+            writer.write(rows_of(infos[8:], 8))
+        for options in ({"cache": "none"}, {"cache": "memory", "shuffle": True, "seed": 0}):
+            assert_same(read(root, **options), infos)
+            part = load(root, columns=["t", "infos/x"], batch_size=5, **options)
+            order = np.argsort(part["t"])
+            assert part["infos"]["x"][order].tolist() == [float(n) for n in range(12)]
+            assert part["infos"]["_x"].all()
+
+    def test_log_records_give_the_same_columns(self) -> None:
+        batch = rows_of([{"x": X(1.5), "e": {"l": 1}}, {"s": "t"}, {}, None])
+        schema = Schema.of(batch, info_keys=True)
+        ((piece,),) = pieces_of(batch, schema, rooms=iter([100]), limit=100)
+        frames = LogFrames(schema)
+        (again,) = frames.decode(b"".join(map(bytes, frames.encode([piece]))))
+        assert again.arrays.keys() == piece.arrays.keys()
+        for name, values in piece.arrays.items():
+            assert_same_bits(again.arrays[name], values, name)
+
+    def test_a_value_that_cannot_be_stored_is_refused_by_row_and_path(self) -> None:
+        with pytest.raises(SchemaError, match=r"row 1: .*infos/camera/stamp"):
+            store(rows_of([{"x": 1.0}, {"x": 2.0, "camera": {"stamp": {1, 2}}}]))
+
+    def test_a_column_named_like_a_key_is_refused(self) -> None:
+        with pytest.raises(SchemaError, match="the key 'x' of the column 'infos'"):
+            store(numbered(2, infos=object_column([{}, {}]), **{"infos/x": np.zeros(2)}))
+
+    def test_masks_without_values_are_an_error(self) -> None:
+        text = Schema.of(rows_of([{"x": 1.0}]), info_keys=True).text
+        with pytest.raises(CorruptData, match="do not fit each other"):
+            Schema.from_text(text.replace('"infos",["x"]', '"infos",["y"]'))
+
+    @pytest.mark.parametrize("left", [("a", "b", "c"), ({}, [("y", None)]), (5, []), [1]])
+    def test_what_is_left_of_an_info_must_fit_its_keys(self, left: Any) -> None:
+        rest = object_column([left])
+        typed = {"x": np.zeros(1), "_x": np.ones(1, bool), "": {"": rest}}
+        with pytest.raises(CorruptData, match="does not fit what is left"):
+            info_objects(typed)
+
+
+class TestBatches:
+    def batch(self, rows: int = 10) -> tuple[SampleBatch, list[Any]]:
+        infos = [{"x": X(n), "e": {"l": n}} if n % 2 else {"x": X(n)} for n in range(rows)]
+        batch = load(store(rows_of(infos)), batch_size=1000)
+        assert is_typed(batch._raw("infos"))
+        return batch, infos
+
+    def test_objects_are_made_once_when_they_are_asked_for(self) -> None:
+        batch, infos = self.batch()
+        assert "infos object (10,)" in repr(batch)
+        assert is_typed(batch._raw("infos"))
+        assert_same(batch["infos"], infos)
+        batch["infos"][0]["more"] = 1
+        assert batch["infos"] is batch["infos"]
+        assert batch["infos"][0] == {"x": 0.0, "more": 1}
+
+    @pytest.mark.parametrize(
+        "of",
+        [
+            lambda b: b[2:5], lambda b: b[[2, 3, 4]], lambda b: pickle.loads(pickle.dumps(b))[2:5],
+            lambda b: b.copy()[2:5], lambda b: SampleBatch(dict(b))[2:5], lambda b: SampleBatch(b)[2:5],
+            lambda b: SampleBatch(b.items())[2:5], lambda b: rlio.concat_samples([b[2:4], b[4:5]]),
+            lambda b: rlio.concat_samples([b[2:4], SampleBatch(dict(b[4:5]))]),
+            lambda b: b.as_multi_agent()["default_policy"][2:5],
+        ],
+    )  # fmt: skip
+    def test_derived_batches_have_the_same_infos(self, of: Any) -> None:
+        batch, infos = self.batch()
+        assert_same(of(batch)["infos"], infos[2:5])
+
+    def test_rows_tensors_and_comparisons_have_objects(self) -> None:
+        batch, infos = self.batch()
+        again, _ = self.batch()
+        assert batch.equals(again)
+        assert [row["infos"] for row in again.rows()] == infos
+        again, _ = self.batch()
+        assert_same(again.to_torch()["infos"], infos)
+
+    def test_a_batch_that_was_read_is_written_again(self) -> None:
+        batch, infos = self.batch()
+        root = store(batch)
+        assert_same(read(root), infos)
+        batch["infos"][3]["s"] = "changed"
+        infos[3]["s"] = "changed"
+        assert_same(read(store(batch)), infos)
+
+    def test_padding_has_none(self) -> None:
+        infos = [{"x": X(n)} for n in range(3)]
+        ids = {"eps_id": np.array([1, 1, 2]), "terminateds": np.array([False, True, True])}
+        root = store(numbered(3, infos=object_column(infos), **ids))
+        draw = rlio.Sequences(2)
+        with rlio.read(root, epochs=1, batch_size=10, cache="memory", shuffle=False, draw=draw) as reader:
+            batch = reader.sample()
+        assert_same(batch["infos"][: len(infos)], [*infos[:2], infos[2]])
+        assert batch["infos"][3:].tolist() == [None]
+
+
+class TestParts:
+    infos = [{"x": X(n), "lives": n, "e": {"r": 0.5}} if n % 2 else {"x": X(n)} for n in range(10)]
+
+    @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+    def test_a_key_is_an_array_with_a_mask(self, cache: Any) -> None:
+        root = store(rows_of(self.infos))
+        found = load(root, columns=["infos/x", "infos/lives", "infos/e"], cache=cache)
+        assert found["infos"]["x"].dtype == np.float64
+        assert found["infos"]["x"].tolist() == [float(n) for n in range(10)]
+        assert found["infos"]["_lives"].tolist() == [n % 2 == 1 for n in range(10)]
+        assert found["infos"]["lives"][1::2].tolist() == [1, 3, 5, 7, 9]
+        assert found["infos"]["e"]["_r"].tolist() == [n % 2 == 1 for n in range(10)]
+        assert np.isnan(found["infos"]["e"]["r"][::2]).all()
+
+    def test_numbers_of_other_types_are_among_the_values(self) -> None:
+        root = store(rows_of([{"r": 0.5}, {"r": 0.25}, {"r": 1}, {"r": np.float32(2)}, {"r": "text"}, {}]))
+        found = load(root, columns=["infos/r"])["infos"]
+        assert found["r"][:4].tolist() == [0.5, 0.25, 1, 2]
+        assert found["_r"].tolist() == [True] * 4 + [False] * 2
+
+    def test_a_number_that_the_column_cannot_hold_is_an_error(self) -> None:
+        root = store(rows_of([{"n": 0}, {"n": 1}, {"n": 0.5}]))
+        with pytest.raises(SchemaError, match="read 'infos' whole"):
+            load(root, columns=["infos/n"])
+
+    def test_a_key_of_several_types_in_several_writers_is_read_whole(self) -> None:
+        root = store(rows_of([{"n": 0}]))
+        store(rows_of([{"n": 0.5}], 1), root=root)
+        with pytest.raises(SchemaConflict, match="read 'infos' whole"):
+            load(root, columns=["infos/n"])
+        assert_same(read(root), [{"n": 0}, {"n": 0.5}])
+
+    def test_writers_may_lack_a_key(self) -> None:
+        root = store(rows_of([{"n": 0, "m": 1}]))
+        store(rows_of([{"m": 2}], 1), root=root)
+        for cache in ("none", "memory"):
+            found = load(root, columns=["t", "infos/n"], cache=cache)
+            has = found["infos"]["_n"][np.argsort(found["t"])]
+            assert has.tolist() == [True, False]
+
+    def test_an_unknown_key_is_named(self) -> None:
+        root = store(rows_of(self.infos))
+        with pytest.raises(MissingColumn, match="infos/z"):
+            load(root, columns=["infos/z"])
+
+    @pytest.mark.parametrize("cache", ["none", "memory"])
+    @pytest.mark.parametrize(
+        ("text", "passing"),
+        [
+            ("infos['x'] > 6", [7, 8, 9]), ("infos['lives'] > 6", [7, 9]), ("infos['lives'] != 7", [0, 1, 2, 3, 4, 5, 6, 8, 9]),
+            ("infos['e']['r'] == 0.5 and t < 4", [1, 3]), ("infos['none'] == 1", []), ("len(infos) == 1 and t < 5", [0, 2, 4]),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("rest", [{}, {"s": "t"}])
+    def test_a_filter_names_keys(self, text: str, passing: list[int], cache: Any, rest: Any) -> None:
+        infos = [*self.infos, {"x": X(-1), **rest}]
+        if rest and "len" in text:
+            return
+        found = load(store(rows_of(infos)), filter=text, cache=cache)
+        assert [t for t in (found["t"].tolist() if len(found) else []) if t < 10] == passing
