@@ -23,8 +23,8 @@ from rlio.maintenance.verify import verify
 from rlio.writers.recovery import recover
 
 GOLDEN = Path(__file__).with_name("golden")
-#: The version whose physical column of ``new_obs`` has that name, and the present one.
-BEFORE, PRESENT = "format-0-new_obs", "format-0"
+#: The version whose physical column of ``new_obs`` has that name, the one with infos as JSON, and the present.
+BEFORE, WITH_JSON, PRESENT = "format-0-new_obs", "format-0", "format-0-infos"
 ROOTS = sorted(root.parent for root in GOLDEN.glob("*/data/*/_rlio.json"))
 LOGS = sorted(root.parent for root in GOLDEN.glob("*/logs/*/_rlio.json"))
 
@@ -32,7 +32,7 @@ LOGS = sorted(root.parent for root in GOLDEN.glob("*/logs/*/_rlio.json"))
 def test_every_version_has_every_data_set() -> None:
     named = {f"{name}.{kind}" for name in DATA_SETS for kind in ("parquet", "jsonl")}
     assert {(root.parts[-3], root.name) for root in ROOTS} == {
-        (version, name) for version in (BEFORE, PRESENT) for name in named
+        (version, name) for version in (BEFORE, WITH_JSON, PRESENT) for name in named
     }
     assert {root.name for root in LOGS} == {"agents", "cartpole_like", "frames"}
 
@@ -53,14 +53,15 @@ def test_golden_spaces_are_kept() -> None:
 
 
 def test_the_present_version_writes_the_golden_schemas(tmp_path: Path) -> None:
-    """So that the files under `format-0` are those of the present version."""
+    """So that the files under `format-0-infos` are those of the present version."""
     for name, make in DATA_SETS.items():
         spaces = None
         for root in (GOLDEN / PRESENT / "data").glob(f"{name}.*"):
             (golden,) = rlio.open_dataset(root).schemas.values()
             given = {pid: policy.spaces for pid, policy in golden.policies.items() if policy.spaces}
             spaces = given or spaces
-            made = rlio.schemas.schema.Schema.of(make(), spaces=spaces, stored=golden.stored)
+            keys = True if root.suffix == ".parquet" else None
+            made = rlio.schemas.schema.Schema.of(make(), spaces=spaces, stored=golden.stored, info_keys=keys)
             assert made.text == golden.text
 
 

@@ -1,8 +1,9 @@
-"""Infos as columns: keys of one type have columns, everything else is left, and infos come back as they were."""
+"""Infos as columns: keys of one type have columns, the rest is left, and infos come back as they were."""
 
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from crash_child import fork, wait_for
+from followed_rows import replay_of, settle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_batches import assert_same_bits, files, fresh_root, group_bytes, load, numbered, store
@@ -19,10 +22,12 @@ from rlio import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.infos import info_objects, is_typed
 from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError
+from rlio.maintenance.compact import compact
 from rlio.schemas.info_columns import InfoForm, InfoKey, ParsedInfos
 from rlio.schemas.log_frames import LogFrames
 from rlio.schemas.row_groups import pieces_of
 from rlio.schemas.schema import Schema
+from rlio.writers.recovery import recover
 
 X = np.float64
 
@@ -234,7 +239,7 @@ class TestShards:
     def test_what_is_left_of_an_info_must_fit_its_keys(self, left: Any) -> None:
         rest = object_column([left])
         typed = {"x": np.zeros(1), "_x": np.ones(1, bool), "": {"": rest}}
-        with pytest.raises(CorruptData, match="does not fit what is left"):
+        with pytest.raises(CorruptData, match="does not fit what is left of it"):
             info_objects(typed)
 
 
@@ -295,12 +300,13 @@ class TestBatches:
         assert batch["infos"][3:].tolist() == [None]
 
 
-class TestParts:
-    infos = [{"x": X(n), "lives": n, "e": {"r": 0.5}} if n % 2 else {"x": X(n)} for n in range(10)]
+KEYED = [{"x": X(n), "lives": n, "e": {"r": 0.5}} if n % 2 else {"x": X(n)} for n in range(10)]
 
+
+class TestParts:
     @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
     def test_a_key_is_an_array_with_a_mask(self, cache: Any) -> None:
-        root = store(rows_of(self.infos))
+        root = store(rows_of(KEYED))
         found = load(root, columns=["infos/x", "infos/lives", "infos/e"], cache=cache)
         assert found["infos"]["x"].dtype == np.float64
         assert found["infos"]["x"].tolist() == [float(n) for n in range(10)]
@@ -336,7 +342,7 @@ class TestParts:
             assert has.tolist() == [True, False]
 
     def test_an_unknown_key_is_named(self) -> None:
-        root = store(rows_of(self.infos))
+        root = store(rows_of(KEYED))
         with pytest.raises(MissingColumn, match="infos/z"):
             load(root, columns=["infos/z"])
 
@@ -344,14 +350,115 @@ class TestParts:
     @pytest.mark.parametrize(
         ("text", "passing"),
         [
-            ("infos['x'] > 6", [7, 8, 9]), ("infos['lives'] > 6", [7, 9]), ("infos['lives'] != 7", [0, 1, 2, 3, 4, 5, 6, 8, 9]),
-            ("infos['e']['r'] == 0.5 and t < 4", [1, 3]), ("infos['none'] == 1", []), ("len(infos) == 1 and t < 5", [0, 2, 4]),
+            ("infos['x'] > 6", [7, 8, 9]),
+            ("infos['lives'] > 6", [7, 9]),
+            ("infos['lives'] != 7", [0, 1, 2, 3, 4, 5, 6, 8, 9]),
+            ("infos['e']['r'] == 0.5 and t < 4", [1, 3]),
+            ("infos['none'] == 1", []),
+            ("len(infos) == 1 and t < 5", [0, 2, 4]),
         ],
-    )  # fmt: skip
+    )
     @pytest.mark.parametrize("rest", [{}, {"s": "t"}])
     def test_a_filter_names_keys(self, text: str, passing: list[int], cache: Any, rest: Any) -> None:
-        infos = [*self.infos, {"x": X(-1), **rest}]
-        if rest and "len" in text:
-            return
+        infos = [*KEYED, {"x": X(-1), **rest}]
         found = load(store(rows_of(infos)), filter=text, cache=cache)
         assert [t for t in (found["t"].tolist() if len(found) else []) if t < 10] == passing
+
+
+#: The infos of three batches.
+LATER: tuple[list[Any], ...] = (
+    [{"x": X(n)} for n in range(4)],
+    [{"x": X(n), "e": {"l": n}} for n in range(4)],
+    [{"x": "t"}, None, {"x": X(3), "list": [1]}, {"e": {"l": 7}}],
+)
+
+
+def mixed_root(root: Path) -> list[Any]:
+    """Make a root of infos as JSON, as columns, and with keys that came later, each in its own shard."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlio.writers.parquet_encoder.ParquetEncoder.has_info_keys", False)
+        store(rows_of([{"x": X(0), "s": "t"}], 12), root=str(root))
+    with rlio.ParquetWriter(root) as writer:
+        for number, infos in enumerate(LATER):
+            writer.write(rows_of(infos, 4 * number))
+            writer.flush()
+    return [*(info for infos in LATER for info in infos), {"x": X(0), "s": "t"}]
+
+
+class TestLibrary:
+    """What else reads and writes rows."""
+
+    def test_compaction_keeps_infos(self, tmp_path: Path) -> None:
+        infos = mixed_root(root := tmp_path / "root")
+        assert rlio.verify(root).ok
+        compact(root)
+        assert rlio.verify(root).ok
+        assert_same(read(str(root)), infos)
+        compact(root, into=tmp_path / "other")
+        assert_same(read(str(tmp_path / "other")), infos)
+
+    def test_followers_and_their_rings_have_infos(self, tmp_path: Path) -> None:
+        infos = mixed_root(root := tmp_path / "root")
+        with rlio.FollowReader(root, idle_timeout=0) as reader:
+            rows = rlio.concat_samples(list(reader))
+        assert_same(rows["infos"], [infos[t] for t in rows["t"].tolist()])
+        with replay_of(str(root), capacity=100) as replay:
+            settle(replay, len(infos))
+            rows = replay.sample()
+        assert_same(rows["infos"], [infos[t] for t in rows["t"].tolist()])
+
+    def test_a_follower_meets_keys_that_come_later(self) -> None:
+        root, seen = fresh_root(), []
+        with rlio.ParquetWriter(root) as writer:
+            writer.write(rows_of(LATER[0]))
+            writer.flush()
+            with rlio.FollowReader(root, idle_timeout=30) as reader:
+                seen.append(reader.sample())
+                for number in (1, 2):
+                    writer.write(rows_of(LATER[number], 4 * number))
+                    writer.flush()
+                    seen.append(reader.sample())
+        assert_same(np.concatenate([rows["infos"] for rows in seen]), [i for each in LATER for i in each])
+
+    def test_rows_by_number_and_tables_have_objects(self, tmp_path: Path) -> None:
+        infos = mixed_root(root := tmp_path / "root")
+        data = rlio.open_dataset(root)
+        for row in (0, 5, 9, 12):
+            assert_same(object_column([data[row]["infos"]]), [infos[int(data[row]["t"])]])
+        table = data.to_arrow(columns=["t", "infos"])
+        texts = dict(zip(table["t"].to_pylist(), table["infos"].to_pylist(), strict=True))
+        assert (texts[9], texts[0]) == ("null", '{"x":{"$scalar":"<f8","data":[0.0]}}')
+
+    def test_mixtures_rings_and_prioritised_draws_have_infos(self) -> None:
+        infos = [{"x": X(n), "e": {"l": n}} if n % 2 else {"x": X(n)} for n in range(8)]
+        root = store(rows_of(infos))
+        ring = rlio.ReplayStore(capacity=20)
+        ring.append(load(root, batch_size=8))
+        samplers = [ring.uniform(batch_size=30, seed=0), ring.prioritised(batch_size=30, seed=0)]
+        samplers.append(rlio.read({root: 0.5, store(rows_of(infos)): 0.5}, batch_size=16, seed=0))
+        for sampler in samplers:
+            with sampler:
+                rows = sampler.sample()
+            assert_same(rows["infos"], [infos[t] for t in rows["t"].tolist()])
+
+    def test_missing_infos_are_filled_with_none(self) -> None:
+        root = store(rows_of([{"x": X(1)}]))
+        store(numbered(2, 1), root=root)
+        for cache in ("none", "memory"):
+            assert_same(read(root, missing="fill", cache=cache), [{"x": X(1)}, None, None])
+
+    def test_a_killed_writer_leaves_columns_in_its_log(self, tmp_path: Path) -> None:
+        root = tmp_path / "root"
+
+        def die() -> None:
+            writer = rlio.ParquetWriter(root)
+            for number, infos in enumerate(LATER):
+                writer.write(rows_of(infos, 4 * number))
+            os._exit(7)
+
+        assert wait_for(fork(die)) == 7
+        (found,) = recover(root).logs
+        assert (found.outcome, found.lost_rows) == ("recovered", 0)
+        assert_same(read(str(root)), [info for infos in LATER for info in infos])
+        names = {name for path in root.glob("data/*/*.parquet") for name in pq.read_schema(path).names}
+        assert {"infos/x", "infos/e/l"} <= names

@@ -143,9 +143,7 @@ def _with_rest(made: dict[str, Any], left: Any) -> Any:
             return found
     except (AttributeError, LookupError, TypeError, ValueError):
         pass
-    raise CorruptData(
-        f"an info with the keys {excerpt(list(made))} does not fit what is left: {excerpt(left)}"
-    )
+    raise CorruptData(f"an info of {excerpt(list(made))} does not fit what is left of it: {excerpt(left)}")
 
 
 def _values(values: NDArray[Any], *, is_python: bool) -> list[Any]:
