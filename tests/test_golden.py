@@ -23,7 +23,7 @@ from rlio.maintenance.verify import verify
 from rlio.writers.recovery import recover
 
 GOLDEN = Path(__file__).with_name("golden")
-#: The version whose physical column of ``new_obs`` has that name, the one with infos as JSON, and the present.
+#: Those whose physical column of ``new_obs`` has that name, and whose infos are JSON; and the present one.
 BEFORE, WITH_JSON, PRESENT = "format-0-new_obs", "format-0", "format-0-infos"
 ROOTS = sorted(root.parent for root in GOLDEN.glob("*/data/*/_rlio.json"))
 LOGS = sorted(root.parent for root in GOLDEN.glob("*/logs/*/_rlio.json"))

@@ -75,17 +75,32 @@ def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
         return None
     joined: dict[str, Column] = {}
     for name, first in head.items():
-        if type(first) is not np.ndarray:
+        made = _joined_alike(first, [other[name] for other in columns])
+        if made is None:
             return None
-        parts = [other[name] for other in columns]
-        for part in parts:
-            if type(part) is not np.ndarray or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
-                return None
-        out = _recycled(first, sum(map(len, parts)))
-        joined[name] = (
-            np.concatenate(parts, dtype=first.dtype) if out is None else np.concatenate(parts, out=out)
-        )
+        joined[name] = made
     return joined
+
+
+def _joined_alike(first: Column, parts: Sequence[Column]) -> Column | None:
+    """Arrays, or dicts of arrays, joined if they are similar; else None."""
+    if type(first) is dict:
+        if any(type(part) is not dict or list(part) != list(first) for part in parts):
+            return None
+        made: dict[str, Column] = {}
+        for key, inner in first.items():
+            found = _joined_alike(inner, [part[key] for part in parts])
+            if found is None:
+                return None
+            made[key] = found
+        return made
+    if type(first) is not np.ndarray:
+        return None
+    for part in parts:
+        if type(part) is not np.ndarray or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+            return None
+    out = _recycled(first, sum(map(len, parts)))
+    return np.concatenate(parts, dtype=first.dtype) if out is None else np.concatenate(parts, out=out)
 
 
 def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:

@@ -476,9 +476,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             return self._sequences(*sequence_range(self._lens(), key))
         return self._like(
             {
-                name: column[key]
-                if type(column) is np.ndarray
-                else map_structure(lambda leaf: slice_leaf(leaf, key), column)
+                name: column[key] if type(column) is np.ndarray else _sliced(column, key)
                 for name, column in self._columns.items()
             }
         )
@@ -750,6 +748,16 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             OptionError: A step lies outside the batch.
         """
         return rows.step_inputs(self, view_requirements, index)
+
+
+def _sliced(column: Any, key: slice) -> Any:
+    """The rows of a nested column, or of a tensor."""
+    if type(column) is dict:  # Without `map_structure`, in half the time.
+        return {
+            name: part[key] if type(part) is np.ndarray else _sliced(part, key)
+            for name, part in column.items()
+        }
+    return map_structure(lambda leaf: slice_leaf(leaf, key), column)
 
 
 def _names(columns: Iterable[str]) -> set[str]:
