@@ -148,6 +148,18 @@ class PolicySchema:
         return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
 
     @cached_property
+    def listed(self) -> PolicySchema:
+        """This schema as lists of columns show it: keys of infos, and infos if there is more of them."""
+        form = self.infos
+        if form is None:
+            return self
+        keys = [leaf for leaf in self.columns[Columns.INFOS] if leaf.path in form.keys]
+        if form.has_rest or not keys:
+            keys += self.shown.columns[Columns.INFOS]
+        columns = {**self.columns, Columns.INFOS: keys}
+        return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
+
+    @cached_property
     def masks(self) -> dict[str, str]:
         """Physical column of infos -> that of its mask, which is stored as nulls."""
         found = {leaf.path: leaf.physical for leaf in self.columns.get(Columns.INFOS, ())}

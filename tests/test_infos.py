@@ -462,3 +462,39 @@ class TestLibrary:
         assert_same(read(str(root)), [info for infos in LATER for info in infos])
         names = {name for path in root.glob("data/*/*.parquet") for name in pq.read_schema(path).names}
         assert {"infos/x", "infos/e/l"} <= names
+
+
+class TestStatistics:
+    def test_keys_have_statistics_without_the_rows_that_lack_them(self) -> None:
+        data = rlio.open_dataset(store(rows_of(KEYED)))
+        stats = data.stats(columns=["infos/x", "infos/lives", "infos/e"])
+        assert stats["infos/x"].mean == 4.5
+        assert (stats["infos/lives"].min, stats["infos/lives"].max, stats["infos/lives"].mean) == (1, 9, 5)
+        assert (stats["infos/e/r"].count, stats["infos/e/r"].mean) == (5, 0.5)
+        assert "infos/x" in data.stats()
+
+    def test_numbers_of_other_types_count(self) -> None:
+        data = rlio.open_dataset(store(rows_of([{"r": 0.5}, {"r": 0.5}, {"r": 2}, {"r": "text"}])))
+        assert data.stats(columns=["infos/r"])["infos/r"].mean == 1.0
+        assert "infos/r" not in data.stats()
+
+    def test_info_lists_keys(self) -> None:
+        found = {c.name: c for c in rlio.open_dataset(store(rows_of(KEYED))).info().columns}
+        assert "infos" not in found
+        assert (found["infos/lives"].dtype, found["infos/lives"].min, found["infos/lives"].max) == (
+            "int64",
+            1,
+            9,
+        )
+        left = rlio.open_dataset(store(rows_of([*KEYED, {"s": "t"}]))).info().columns
+        assert {"infos", "infos/x"} <= {column.name for column in left}
+
+    def test_info_of_writers_with_unlike_types_lists_both(self) -> None:
+        root = store(rows_of([{"n": 0}]))
+        store(rows_of([{"n": 0.5}], 1), root=root)
+        assert "infos/n" in {column.name for column in rlio.open_dataset(root).info().columns}
+
+    def test_infos_are_not_normalised(self) -> None:
+        root = store(rows_of(KEYED))
+        with pytest.raises(rlio.errors.OptionError, match="is of infos"):
+            load(root, normalise={"infos/x": "mean_std"})

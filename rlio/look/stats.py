@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.infos import mask_path
 from rlio.batch.nested import Path, leaves, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -290,7 +291,10 @@ def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -
     if isinstance(columns, str):
         raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
     if not columns:
-        every = [leaf for own in _columns(source, policy).values() for leaf in own]
+        known = _columns(source, policy)
+        if not all(map(_is_numeric, known.get(Columns.INFOS, ()))):
+            known = {name: own for name, own in known.items() if name != Columns.INFOS}
+        every = [leaf for own in known.values() for leaf in own]
         left = [leaf for leaf in every if leaf.column not in _LEFT_OUT and not is_per_sequence(leaf.column)]
         return [leaf for leaf in left if _is_numeric(leaf)]
     found: dict[str, Leaf] = {}
@@ -320,7 +324,7 @@ def _columns(source: Source, policy: str | None) -> dict[str, list[Leaf]]:
             uri=source.uri,
         )
     known = joint_columns(schemas, policy or policies[0])
-    return PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)).shown.columns
+    return PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)).listed.columns
 
 
 def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
@@ -409,9 +413,12 @@ def _batches(reader: SpanReader, policy: str | None) -> Iterator[SampleBatch]:
 
 
 def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any]]:
-    """Name -> values, (rows, values of a row). A final observation that is missing is NaN."""
+    """Name -> values, (rows, values of a row). A final observation or key that is missing is NaN."""
     found = {}
     for leaf in wanted:
+        if leaf.column == Columns.INFOS and leaf.path:
+            found[leaf.name] = _info_values(batch, leaf.path)
+            continue
         values = to_numpy(reduce(lambda value, step: value[step], leaf.path, batch[leaf.column]))
         values = values.reshape(len(values), -1)
         if leaf.column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
@@ -420,6 +427,16 @@ def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any
                 values = np.where(valid[:, None], values, np.nan)
         found[leaf.name] = values.view(np.uint8) if values.dtype == np.bool_ else values
     return found
+
+
+def _info_values(batch: SampleBatch, path: Path) -> NDArray[Any]:
+    """The values of a key of infos, (rows, values of a row); NaN where a row lacks it."""
+    infos = dict(leaves(batch._raw(Columns.INFOS)))
+    has = infos.get(mask_path(path))
+    values: NDArray[Any] = infos[path].reshape(len(infos[path]), -1)
+    if has is not None and not has.all():
+        return np.where(has[:, None], values, np.nan)
+    return values.view(np.uint8) if values.dtype == np.bool_ else values
 
 
 class _Moments:
@@ -767,6 +784,8 @@ def _chosen(
     """
     if column_of_name(name) == Columns.NEXT_OBS:
         raise OptionError("normalise: new_obs follows obs; name obs, or a part of it, alone")
+    if any(array.column == Columns.INFOS and array.path for array in found):
+        raise OptionError(f"normalise: {name} is of infos, which are served as recorded: leave it out")
     is_itself = len(found) == 1 and name in (found[0].name, found[0].column) and not by_default
     chosen = [array for array in found if is_itself or array.dtype.kind == "f"]
     if not chosen:
