@@ -435,6 +435,9 @@ def _add_masks(columns: dict[str, Nullable], schema: Schema, rows: int) -> None:
             left = np.full(rows, None, object)
             left[valid] = values
             columns[name] = left, None
+        for value in values.tolist():
+            if not isinstance(value, dict | tuple):
+                raise CorruptData(f"found {excerpt(value)} as what is left of an info", column=name)
 
 
 def _group_infos(written: bytes, count: int) -> list[GroupInfo]:

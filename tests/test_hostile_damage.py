@@ -68,8 +68,8 @@ def add_rows(found: dict[int, bytes], batch: Any) -> None:
         values = [
             np.ascontiguousarray(batch[name][index]).tobytes() for name in ("obs", "new_obs", "rewards", "t")
         ]
-        assert info["n"] not in found, "a row twice"
-        found[info["n"]] = b"".join([*values, str(batch["label"][index]).encode()])
+        assert info["n"][0] not in found, "a row twice"
+        found[info["n"][0]] = b"".join([*values, str(batch["label"][index]).encode()])
 
 
 def check(kind: str, root: str) -> int:

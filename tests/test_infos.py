@@ -481,11 +481,7 @@ class TestStatistics:
     def test_info_lists_keys(self) -> None:
         found = {c.name: c for c in rlio.open_dataset(store(rows_of(KEYED))).info().columns}
         assert "infos" not in found
-        assert (found["infos/lives"].dtype, found["infos/lives"].min, found["infos/lives"].max) == (
-            "int64",
-            1,
-            9,
-        )
+        assert (found["infos/lives"].dtype, found["infos/x"].dtype) == ("int64", "float64")
         left = rlio.open_dataset(store(rows_of([*KEYED, {"s": "t"}]))).info().columns
         assert {"infos", "infos/x"} <= {column.name for column in left}
 
