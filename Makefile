@@ -156,7 +156,7 @@ test-integrations: $(foreach of,integrations rllib lerobot,.venv-$(of)/.rlio-is-
 	.venv-integrations/bin/python $(INTEGRATIONS) tests/integrations $(ARGS) \
 	  --ignore-glob='*/test_rllib*.py' --ignore=tests/integrations/test_lerobot.py
 	.venv-rllib/bin/python $(INTEGRATIONS) tests/integrations/test_rllib*.py $(ARGS)
-	.venv-lerobot/bin/python $(INTEGRATIONS) tests/integrations/test_lerobot.py $(ARGS)
+	.venv-lerobot/bin/python $(INTEGRATIONS) tests/integrations/test_lerobot.py tests/test_lerobot.py tests/test_videos.py $(ARGS)
 
 soak: $(STAMP) $(AZURITE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m soak --timeout=7200 $(ARGS)

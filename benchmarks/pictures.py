@@ -95,8 +95,8 @@ def timed(actions: dict[str, Callable[[], object]]) -> dict[str, tuple[float, fl
     }
 
 
-def lerobot_reads(root: Path) -> Callable[[], object]:
-    """Reads all rows with LeRobot."""
+def lerobot_reads(root: Path, rows: list[int] | None = None) -> Callable[[], object]:
+    """Reads rows with LeRobot; None: all rows in order."""
     import importlib
 
     try:
@@ -105,9 +105,33 @@ def lerobot_reads(root: Path) -> Callable[[], object]:
         operators = importlib.import_module("torch").library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    with_video_reader(importlib.import_module("torchvision"))
     module = importlib.import_module("lerobot.datasets.lerobot_dataset")
     data = module.LeRobotDataset("rlio/x", root=root)
-    return lambda: [data[row] for row in range(len(data))]
+    return lambda: [data[row] for row in (range(len(data)) if rows is None else rows)]
+
+
+def with_video_reader(torchvision: Any) -> None:
+    """Give torchvision the class with which LeRobot 0.4.4 decodes, and which torchvision 0.28 has no more."""
+    import av
+    import torch
+
+    class VideoReader:
+        def __init__(self, path: str, stream: str) -> None:
+            self.container = av.open(path)
+            self._video = self.container.streams.video[0]
+
+        def seek(self, seconds: float, keyframes_only: bool = False) -> None:
+            self.container.seek(int(seconds * 1e6), backward=True, any_frame=not keyframes_only)
+
+        def __iter__(self) -> Any:
+            for frame in self.container.decode(self._video):
+                data = torch.as_tensor(frame.to_rgb().to_ndarray()).permute(2, 0, 1)
+                yield {"data": data, "pts": frame.time}
+
+    if not hasattr(torchvision.io, "VideoReader"):
+        torchvision.io.VideoReader = VideoReader
+        torchvision.set_video_backend = lambda backend: None
 
 
 def main() -> None:

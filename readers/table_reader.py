@@ -24,7 +24,7 @@ from rlio.batch.arrays import as_column, concat_leaves, table_columns, zero_leaf
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.formats.tables.mapping import own_map
+from rlio.formats.tables.own_names import own_map
 from rlio.formats.tables.table import ArrayTable
 from rlio.formats.tables.table_files import IN_MEMORY, details_of, mapped_source, open_table, spaces_of
 from rlio.limits import DEFAULT_LIMITS, Limits

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.encoded_picture import EncodedPicture
-from rlio.batch.ragged import Ragged
-from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
+from rlio.schemas.nested import structure_from_arrow, structure_to_arrow, structure_type
+from rlio.schemas.number_arrays import numbers_from_arrow, numbers_to_arrow, numbers_type
 
 __all__ = ["arrow_type", "expanded_bytes", "from_arrow", "page_rows", "pictures_of", "to_arrow"]
 
@@ -31,14 +31,9 @@ def arrow_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
         return pa.string()
     if spec.kind == "picture":
         return pa.binary()
-    if spec.items is not None:
-        return pa.list_(pa.field("element", arrow_type(spec.items, nullable=False), nullable=False))
-    if spec.kind == "bytes":
-        return pa.binary() if nullable else pa.binary(spec.row_bytes)
-    value = pa.from_numpy_dtype(spec.native)
-    if spec.kind == "list":
-        return pa.list_(pa.field("element", value, nullable=False))
-    return value
+    if spec.structure is not None:
+        return structure_type(spec.structure)
+    return numbers_type(spec, nullable=nullable)
 
 
 def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
@@ -54,29 +49,9 @@ def to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: Column
         values = object_column(picture.data for picture in values.tolist())
     if spec.kind in ("text", "json", "picture"):
         return _objects_to_arrow(values, valid, spec)
-    if spec.items is not None:
-        return _ragged_to_arrow(values, valid, spec, spec.items)
-    dense = np.ascontiguousarray(values, dtype=spec.native)
-    rows = len(dense) if valid is None else len(valid)
-    if spec.kind == "scalar":
-        if valid is None:
-            return pa.array(dense)
-        spread = np.zeros(rows, spec.native)
-        spread[valid] = dense
-        return pa.array(spread, mask=~valid)
-    width = spec.size if spec.kind == "list" else spec.row_bytes
-    bitmap = None
-    if valid is not None:
-        bitmap = pa.array(valid).buffers()[1]
-    if spec.kind == "bytes":
-        data = pa.py_buffer(dense.reshape(-1).view(np.uint8))
-        if valid is None:
-            return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), rows, [None, data])
-        return pa.BinaryArray.from_buffers(pa.binary(), rows, [bitmap, _offsets(valid, rows, width), data])
-    kind = arrow_type(spec, nullable=valid is not None)
-    child = pa.array(dense.reshape(-1))
-    buffers = [bitmap, _offsets(valid, rows, width)]
-    return pa.ListArray.from_buffers(kind, rows, buffers, children=[child])
+    if spec.structure is not None:
+        return structure_to_arrow(values.tolist(), spec.structure, valid)
+    return numbers_to_arrow(values, valid, spec)
 
 
 def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
@@ -97,20 +72,10 @@ def from_arrow(array: pa.Array, spec: ColumnSpec) -> tuple[NDArray[Any], NDArray
         return _texts_from_arrow(array, spec), valid
     if spec.kind == "picture":
         return pictures_of((array.drop_null() if array.null_count else array).to_pylist(), spec), valid
-    if spec.items is not None:
-        return _ragged_from_arrow(array.drop_null() if array.null_count else array, spec.items), valid
-    if spec.kind == "scalar":
+    if spec.structure is not None:
         dense = array.drop_null() if array.null_count else array
-        return _in_dtype(_values(dense), spec), valid
-    count = len(array) - array.null_count
-    if spec.kind == "bytes":
-        flat = _fixed_bytes(array, spec.row_bytes, count).view(spec.native)
-    else:
-        _check_lengths(array, spec.size)
-        flat = _values(array.flatten())
-    if flat.size != count * spec.size:
-        raise CorruptData(f"{flat.size} values in {count} rows of shape {spec.shape}")
-    return _in_dtype(flat.reshape(count, *spec.shape), spec), valid
+        return object_column(structure_from_arrow(dense, spec.structure)), valid
+    return numbers_from_arrow(array, spec), valid
 
 
 def pictures_of(files: Iterable[bytes], spec: ColumnSpec) -> NDArray[Any]:
@@ -128,86 +93,6 @@ def page_rows(rows: int) -> dict[str, Any]:
     return {"max_rows_per_page": rows} if int(pa.__version__.partition(".")[0]) >= 23 else {}
 
 
-def _offsets(valid: NDArray[np.bool_] | None, rows: int, width: int) -> pa.Buffer:
-    """Return Arrow's offsets for rows of equal width; nulls have no values."""
-    offsets = np.zeros(rows + 1, np.int64)
-    if valid is None:
-        offsets[:] = np.arange(rows + 1)
-    else:
-        np.cumsum(valid, out=offsets[1:])
-    offsets *= width
-    if offsets[-1] > np.iinfo(np.int32).max:
-        raise CorruptData(f"a row group of {offsets[-1]} values in one column; limit its rows")
-    return pa.py_buffer(offsets.astype(np.int32))
-
-
-def _check_lengths(array: pa.Array, size: int) -> None:
-    """Refuse lists that do not all have the spec's size."""
-    lengths = np.diff(array.offsets.to_numpy())
-    if array.null_count:
-        lengths = lengths[array.is_valid().to_numpy(zero_copy_only=False)]
-    if not (lengths == size).all():
-        raise CorruptData(f"lists of {int(lengths.min())} to {int(lengths.max())} values, expected {size}")
-
-
-def _fixed_bytes(array: pa.Array, width: int, count: int) -> NDArray[np.uint8]:
-    """Return the bytes of wide rows, one after the other."""
-    if pa.types.is_fixed_size_binary(array.type):
-        if array.type.byte_width != width or array.null_count:
-            raise CorruptData(f"rows of {array.type.byte_width} bytes, expected {width}")
-        start = array.offset * width
-        return _writable(array.buffers()[1], np.dtype(np.uint8))[start : start + count * width]
-    dense = array.drop_null()
-    lengths = np.diff(np.frombuffer(dense.buffers()[1], np.int32)[dense.offset : dense.offset + count + 1])
-    if not (lengths == width).all():
-        raise CorruptData(f"rows of {int(lengths.min())} to {int(lengths.max())} bytes, expected {width}")
-    if count == 0:
-        return np.empty(0, np.uint8)
-    first = int(np.frombuffer(dense.buffers()[1], np.int32)[dense.offset])
-    return _writable(dense.buffers()[2], np.dtype(np.uint8))[first : first + count * width]
-
-
-def _values(array: pa.Array) -> NDArray[Any]:
-    """Return the values of a primitive array without nulls."""
-    if array.null_count:
-        raise CorruptData(f"{array.null_count} nulls inside lists")
-    if pa.types.is_boolean(array.type):  # Bits, which must be unpacked.
-        return np.asarray(array.to_numpy(zero_copy_only=False), bool)
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    buffer = array.buffers()[1]
-    if buffer is None:
-        return np.empty(0, dtype)
-    return _writable(buffer, dtype)[array.offset : array.offset + len(array)]
-
-
-def _writable(buffer: pa.Buffer, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a writable array over a buffer that the decoder has filled for this call only.
-
-    Arrow marks every buffer read-only, because it may be shared. This one is not: it was decoded for this
-    call, and the array keeps it alive. A copy would cost a fifth of the in-order reading speed.
-    """
-    values = buffer.size // dtype.itemsize
-    return np.asarray(_Memory(buffer, values, dtype)) if values else np.empty(0, dtype)
-
-
-class _Memory:
-    """NumPy's array interface over an Arrow buffer; keeps the buffer alive."""
-
-    def __init__(self, buffer: pa.Buffer, values: int, dtype: np.dtype[Any]) -> None:
-        self._buffer = buffer
-        self.__array_interface__ = {
-            "data": (buffer.address, False),
-            "shape": (values,),
-            "typestr": dtype.str,
-            "version": 3,
-        }
-
-
-def _in_dtype(values: NDArray[Any], spec: ColumnSpec) -> NDArray[Any]:
-    """Restore the byte order of the spec."""
-    return values if values.dtype == spec.numpy else values.astype(spec.numpy)
-
-
 def _objects_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
     """Return strings, bytes, or the JSON text of objects, which `PolicySchema.flatten` has already made."""
     listed = values.tolist()
@@ -218,36 +103,6 @@ def _objects_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spe
     for index, value in zip(np.flatnonzero(valid).tolist(), listed, strict=True):
         spread[index] = value
     return pa.array(spread, kind)
-
-
-def _ragged_to_arrow(
-    values: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec, items: ColumnSpec
-) -> pa.Array:
-    """Return lists of items; nulls are empty."""
-    found = Ragged.joined(values, items.numpy, items.shape)
-    assert found is not None, "rows were checked against the schema"
-    offsets, bitmap = found.offsets, None
-    if valid is not None:
-        lengths = np.zeros(len(valid), np.int64)
-        lengths[valid] = found.lengths
-        offsets, bitmap = np.cumsum([0, *lengths]), pa.array(valid).buffers()[1]
-    if offsets[-1] > np.iinfo(np.int32).max:
-        raise CorruptData(f"a row group of {offsets[-1]} items in one column; limit its rows")
-    buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32))]
-    child = to_arrow(found.values, None, items)
-    return pa.ListArray.from_buffers(
-        arrow_type(spec, nullable=True), len(offsets) - 1, buffers, children=[child]
-    )
-
-
-def _ragged_from_arrow(array: pa.Array, items: ColumnSpec) -> NDArray[Any]:
-    """Return rows that are views of one array."""
-    ends = array.offsets.to_numpy().astype(np.int64)
-    child = array.values.slice(ends[0], ends[-1] - ends[0])
-    values, absent = from_arrow(child, items)
-    if absent is not None:
-        raise CorruptData("nulls inside lists")
-    return Ragged(values, ends - ends[0]).rows()
 
 
 def expanded_bytes(array: pa.DictionaryArray) -> int:

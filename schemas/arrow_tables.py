@@ -44,6 +44,7 @@ from rlio.schemas.arrow import to_arrow as column_to_arrow
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import dump_value
 from rlio.schemas.schema import Leaf, leaf_name
+from rlio.schemas.structure import Structure
 
 __all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "nested_lists", "to_table"]
 
@@ -86,6 +87,7 @@ class TableColumn:
         shape: Shape of a row; None if unknown.
         is_json: Whether rows are objects, stored as JSON text.
         items: The spec of one item, if rows are lists of any length.
+        structure: That of rows that have one.
     """
 
     name: str
@@ -95,6 +97,14 @@ class TableColumn:
     shape: tuple[int, ...] | None = None
     is_json: bool = False
     items: ColumnSpec | None = None
+    structure: Structure | None = None
+
+    @property
+    def spec(self) -> ColumnSpec | None:
+        """The spec of rows of any length; None: they have another kind."""
+        if self.structure is not None:
+            return ColumnSpec("|O", (), "nested", structure=self.structure)
+        return None if self.items is None else ColumnSpec("|O", (), "ragged", items=self.items)
 
     @property
     def note(self) -> dict[bytes, bytes]:
@@ -102,6 +112,8 @@ class TableColumn:
         known = {"column": self.column, "path": list(self.path), "dtype": self.dtype, "json": self.is_json}
         if self.items is not None:
             known["items"] = self.items.to_json()
+        if self.structure is not None:
+            known["structure"] = self.structure.to_json()
         return {_NOTE: json.dumps(known).encode()}
 
 
@@ -132,6 +144,7 @@ class Layout:
                     shape=leaf.spec.shape,
                     is_json=leaf.spec.kind == "json",
                     items=leaf.spec.items,
+                    structure=leaf.spec.structure,
                 )
                 for own in columns.values()
                 for leaf in own
@@ -224,7 +237,8 @@ def _noted(name: str, metadata: Mapping[bytes, bytes] | None) -> TableColumn | N
             and leaf_name(column, tuple(path)) == name  # Else the column was renamed.
         ):
             items = ColumnSpec.from_json(note["items"], column=name) if "items" in note else None
-            return TableColumn(name, column, tuple(path), dtype, None, is_json, items)
+            structure = Structure.from_json(note["structure"]) if "structure" in note else None
+            return TableColumn(name, column, tuple(path), dtype, None, is_json, items, structure)
     except (KeyError, ValueError, TypeError, CorruptData):
         pass
     return None
@@ -300,8 +314,8 @@ def _to_arrow(
     if column.is_json:
         # Most infos are equal, and their texts are equal if their bytes are.
         return pa.array([dump_value(value) for value in values], pa.string())
-    if column.items is not None:
-        return column_to_arrow(values, None, ColumnSpec("|O", (), "ragged", items=column.items))
+    if column.spec is not None:
+        return column_to_arrow(values, None, column.spec)
     if values.dtype.kind in "OU":
         # Not the array itself: Arrow cuts NumPy's own texts at a NUL.
         return pa.array(values.tolist(), pa.string())

@@ -5,7 +5,7 @@
 Example:
     >>> import numpy as np
     >>> ColumnSpec.of(np.zeros((5, 17), np.float32))
-    ColumnSpec(dtype='<f4', shape=(17,), kind='list', stack=None, codec=None, items=None)
+    ColumnSpec(dtype='<f4', shape=(17,), kind='list', stack=None, codec=None, items=None, structure=None)
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from rlio.batch.encoded_picture import CODECS, Codec, EncodedPicture, is_encoded
 from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.schemas.dtypes import is_stored, stored_dtype
+from rlio.schemas.structure import PARQUET_TYPES, Structure, is_structured, structure_of
 
 __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable", "object_rows"]
 
 #: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
 #: the row's array as fixed-length bytes; ``picture``: the row's array as a PNG or JPEG file; ``text``: one
-#: string per row; ``ragged``: a Parquet list of any length; ``json``: any object as JSON text; ``none``: no
-#: bytes at all, for zero-sized shapes; ``mask``: which rows have a value in another column, as its nulls.
-Kind: TypeAlias = Literal["scalar", "list", "bytes", "picture", "text", "ragged", "json", "none", "mask"]
+#: string per row; ``ragged``: a Parquet list of any length; ``nested``: lists and structs of a `Structure`;
+#: ``json``: any object as JSON text; ``none``: no bytes at all, for zero-sized shapes; ``mask``: which rows
+#: have a value in another column, as its nulls.
+Kind: TypeAlias = Literal[
+    "scalar", "list", "bytes", "picture", "text", "ragged", "nested", "json", "none", "mask"
+]
 
 #: Kinds whose values have no fixed size.
-TEXTS = ("text", "ragged", "json")
+TEXTS = ("text", "ragged", "nested", "json")
 
 #: Values of some rows: the values as one array, and which rows have one (None: all).
 Nullable: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_] | None]
 
-_PARQUET_TYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"))
 # Each value of a list costs a repetition level (about 4 ns), so wide rows are stored as bytes. One- and
 # two-byte values are widened to four in a list, so their limit is lower.
 _LIST_LIMIT = 512
@@ -69,6 +72,7 @@ class ColumnSpec:
             values.
         items: Of the kind ``ragged``: the spec of one item of a row; ``dtype`` and ``shape`` are those of
             objects, one a row.
+        structure: Of the kind ``nested``: that of the rows.
     """
 
     dtype: str
@@ -77,15 +81,24 @@ class ColumnSpec:
     stack: FrameStack | None = None
     codec: Codec | None = None
     items: ColumnSpec | None = None
+    structure: Structure | None = None
 
     @classmethod
-    def of(cls, values: NDArray[Any], *, column: str = "", codec: Codec | None = None) -> ColumnSpec:
+    def of(
+        cls,
+        values: NDArray[Any],
+        *,
+        column: str = "",
+        codec: Codec | None = None,
+        expected: Structure | None = None,
+    ) -> ColumnSpec:
         """Infer the spec of an array whose first axis is the rows.
 
         Args:
             values: The array.
             column: Its name, for messages.
             codec: How to encode its pictures; None: they are not encoded.
+            expected: What its space says of a row, which decides if the rows fit it.
 
         Raises:
             SchemaError: The dtype has no stored form (structured dtypes), or a row is too large for one; or
@@ -97,10 +110,7 @@ class ColumnSpec:
         if dtype.kind == "O":
             if shape:
                 raise SchemaError(f"object arrays have one axis; found shape {values.shape}", column=column)
-            if (items := cls._items_of(values)) is not None:
-                return cls("|O", (), "ragged", items=items)
-            is_text = len(values) > 0 and all(type(value) is str for value in values)
-            return cls("|O", (), "text" if is_text else "json")
+            return cls._of_objects(values, expected)
         if dtype.kind in "US":
             if shape:
                 raise SchemaError(f"text arrays have one axis; found shape {values.shape}", column=column)
@@ -118,10 +128,23 @@ class ColumnSpec:
         return spec
 
     @classmethod
+    def _of_objects(cls, values: NDArray[Any], expected: Structure | None) -> ColumnSpec:
+        if (items := cls._items_of(values)) is not None:
+            return cls("|O", (), "ragged", items=items)
+        if len(values) > 0 and all(type(value) is str for value in values):
+            return cls("|O", (), "text")
+        structure = None
+        if expected is not None and _fits(values, expected):
+            structure = expected
+        elif all(map(is_structured, values)):
+            structure = structure_of(values)
+        return cls("|O", (), "json" if structure is None else "nested", structure=structure)
+
+    @classmethod
     def _items_of(cls, values: NDArray[Any]) -> ColumnSpec | None:
         """The spec of the items, if each row is an array of them; None: rows are something else."""
         found = item_type(values)
-        if found is None or found[0].str[1:] not in _PARQUET_TYPES:
+        if found is None or found[0].str[1:] not in PARQUET_TYPES:
             return None
         spec = cls(found[0].str, found[1], _fixed_kind(*found))
         return spec if spec.kind != "none" and spec._is_legal() else None
@@ -180,10 +203,12 @@ class ColumnSpec:
         return np.dtype(object) if self.kind == "text" else self.numpy, self.shape
 
     def joined(self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[Any] | None:
-        """A copy of the rows of a ragged column; None: they do not fit, or it is no such column.
+        """A copy of the rows of a ragged or nested column; None: they do not fit, or it is no such column.
 
         ``missing``: rows that get no items, whatever they hold.
         """
+        if self.structure is not None:
+            return self._taken(values, self.structure, missing)
         if self.items is None:
             return None
         dtype, shape = self.items.numpy, self.items.shape
@@ -194,6 +219,27 @@ class ColumnSpec:
             values = object_rows(values)  # They have one length, and are one array.
         found = Ragged.joined(values, dtype, shape)
         return None if found is None else found.rows()
+
+    def _taken(
+        self, values: NDArray[Any], structure: Structure, missing: NDArray[np.bool_] | None
+    ) -> NDArray[Any] | None:
+        if values.dtype != object or values.ndim != 1:
+            return None
+        given = values.tolist()
+        if missing is not None:
+            given = [structure.blank() if lost else row for row, lost in zip(given, missing, strict=True)]
+        try:
+            return object_rows([structure.taken(row) for row in given])
+        except ValueError:
+            return None  # `mismatch` says why.
+
+    @property
+    def empty_row(self) -> Any:
+        """A row of a ragged or nested column that has no items."""
+        if self.structure is not None:
+            return self.structure.blank()
+        assert self.items is not None
+        return np.empty((0, *self.items.shape), self.items.numpy)
 
     def mismatch(self, values: NDArray[Any]) -> str | None:
         """Return the problem with ``values`` for this column, or None."""
@@ -209,6 +255,8 @@ class ColumnSpec:
             return f"rows of shape {values.shape[1:]}, but the column has {self.shape}"
         if self.kind == "text" and dtype.kind == "O" and not all(type(v) is str for v in values):
             return "objects, but the column has only strings"
+        if self.structure is not None:
+            return _unlike_structure(values, self.structure)
         return None if self.items is None else self._unlike_items(values, self.items)
 
     def _unlike_items(self, values: NDArray[Any], items: ColumnSpec) -> str | None:
@@ -240,6 +288,8 @@ class ColumnSpec:
             written["picture"] = {"codec": self.codec, "lossless": CODECS[self.codec]}
         if self.items is not None:
             written["items"] = self.items.to_json()
+        if self.structure is not None:
+            written["structure"] = self.structure.to_json()
         return written
 
     @classmethod
@@ -258,7 +308,8 @@ class ColumnSpec:
             items = written.get("items")
             if items is not None:
                 items = cls.from_json(items, column=column, uri=uri)
-            spec = cls(dtype, shape, kind, stack, codec, items)
+            structure = Structure.from_json(written["structure"]) if "structure" in written else None
+            spec = cls(dtype, shape, kind, stack, codec, items, structure)
             legal = spec._is_legal()
         except (TypeError, KeyError, ValueError) as error:
             raise CorruptData(
@@ -273,6 +324,8 @@ class ColumnSpec:
         if len(self.shape) > _MAX_NDIM or not all(type(n) is int and n >= 0 for n in self.shape):
             return False
         if (self.kind == "ragged") != (self.items is not None):
+            return False
+        if (self.kind == "nested") != (self.structure is not None) or (self.structure and self.dtype != "|O"):
             return False
         if self.items is not None and (
             self.dtype != "|O" or self.items.kind not in ("scalar", "list", "bytes") or self.items.stack
@@ -290,7 +343,7 @@ class ColumnSpec:
             or self.dtype != "|u1"
             or 0 in self.shape
             or len(self.shape) < 2
-            or self.shape[2:] not in _PICTURE_CHANNELS
+            or self.shape[2:] not in (_PICTURE_CHANNELS if self.codec != "video" else ((3,),))
             or self.stack is not None
         ):
             return False
@@ -305,6 +358,24 @@ class ColumnSpec:
         return self.kind in ("picture", _fixed_kind(dtype, self.shape))
 
 
+def _fits(values: NDArray[Any], structure: Structure) -> bool:
+    try:
+        for value in values.tolist():
+            structure.taken(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _unlike_structure(values: NDArray[Any], structure: Structure) -> str | None:
+    for row, value in enumerate(values.tolist()):
+        try:
+            structure.taken(value)
+        except ValueError as error:
+            return f"{error} in row {row}; the column has {structure!r}"
+    return None
+
+
 def object_rows(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
     """Return arrays, or the rows of an array as views, as objects, shape (rows,)."""
     return np.fromiter(values, dtype=object, count=len(values))
@@ -315,7 +386,7 @@ def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
     size = math.prod(shape)
     if size == 0:
         return "none"
-    if dtype.str[1:] not in _PARQUET_TYPES:
+    if dtype.str[1:] not in PARQUET_TYPES:
         return "bytes"
     if shape == ():
         return "scalar"

@@ -96,7 +96,7 @@ def _is_read_whole(policy: PolicySchema) -> bool:
 def _joint(one: Leaf, other: Leaf) -> Leaf:
     """The leaf that holds the values of both: objects, if they are objects of different kinds."""
     a, b = one.spec, other.spec
-    if a.dtype != "|O" or b.dtype != "|O" or (a.kind, a.items) == (b.kind, b.items):
+    if a.dtype != "|O" or b.dtype != "|O" or (a.kind, a.items, a.structure) == (b.kind, b.items, b.structure):
         return one
     return replace(one, spec=ColumnSpec("|O", (), "json"))
 
@@ -190,8 +190,8 @@ class Filling:
 
 def _zeros(spec: ColumnSpec, rows: int) -> Any:
     """Return zeros, empty strings or lists, or None for objects."""
-    if spec.items is not None:
-        return object_rows([np.empty((0, *spec.items.shape), spec.items.numpy)] * rows)
+    if spec.kind in ("ragged", "nested"):
+        return object_rows([spec.empty_row for _ in range(rows)])
     if spec.kind == "json":
         return np.full(rows, None, object)
     if spec.kind == "text":

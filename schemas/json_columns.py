@@ -37,7 +37,7 @@ from rlio.errors import UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import pictures_of
 from rlio.schemas.column import TEXTS, ColumnSpec
-from rlio.schemas.json_values import SPECIAL_FLOATS, value_from_json
+from rlio.schemas.json_values import SPECIAL_FLOATS, dump_value, value_from_json
 from rlio.schemas.zstd_frames import inflate
 
 __all__ = ["MAX_TEXT_BYTES", "check_containers", "dump_column", "load_column", "parse_json"]
@@ -109,6 +109,9 @@ def load_column(
         return _pictures(_of_length(written, rows), spec)
     if spec.kind == "json":
         return object_column(value_from_json(item) for item in _of_length(written, rows))
+    if spec.structure is not None:
+        values = [value_from_json(item) for item in _of_length(written, rows)]
+        return object_column(map(spec.structure.taken, values))
     if spec.items is not None:
         return _lists(_of_length(written, rows), spec.items, limits)
     if spec.kind == "text":
@@ -164,7 +167,9 @@ def _texts(values: NDArray[Any], spec: ColumnSpec) -> bytes:
     listed = values.tolist()
     if spec.items is not None:
         return _lists_of_numbers(Ragged.of(values)) if listed else b"[]"
-    if spec.kind == "json":
+    if spec.structure is not None:
+        listed = list(map(dump_value, listed))
+    if spec.kind in ("nested", "json"):
         text = f"[{','.join(listed)}]"
     else:
         text = json.dumps(listed, ensure_ascii=False, separators=(",", ":"))

@@ -16,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
+from rlio.batch.copies import own_copy
+from rlio.batch.encoded_picture import is_encoded
 from rlio.batch.frames import empty_array
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack, object_rows
+from rlio.schemas.structure import packed
 
 __all__ = [
     "MISSING",
@@ -122,7 +125,9 @@ def resolve_links(
     missing = distance == MISSING
     if missing.any():
         new_obs[missing] = (
-            object_rows([blank] * int(missing.sum())) if isinstance(blank, np.ndarray) else blank
+            object_rows([own_copy(blank) for _ in range(int(missing.sum()))])
+            if obs.dtype == object
+            else blank
         )
     return new_obs
 
@@ -231,8 +236,8 @@ def as_unsigned(values: NDArray[Any]) -> NDArray[Any]:
     if rows == 0:
         return np.empty((0, 1), np.uint8)
     if values.dtype == object:  # Encoded pictures and lists, which are equal if their bytes are.
-        if isinstance(values[0], np.ndarray):
-            values = object_column(row.tobytes() for row in values.tolist())
+        if not is_encoded(values):
+            values = object_column(map(packed, values.tolist()))
         return values.reshape(rows, 1)
     flat = np.ascontiguousarray(values).reshape(rows, -1)
     width = flat.shape[1] * flat.itemsize

@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.limits import Limits
 from rlio.schemas.arrow import page_rows
-from rlio.schemas.group_arrays import BATCH, file_fields, group_table
+from rlio.schemas.group_arrays import file_fields, group_table
+from rlio.schemas.nested import nested_leaves
 from rlio.schemas.row_groups import RowGroup
 from rlio.schemas.schema import FORMAT_VERSION, Schema, canonical_json
 from rlio.schemas.streams import StreamTable
@@ -316,6 +317,9 @@ def _values_bytes(group: RowGroup, schema: Schema) -> int:
             # Values are widened to four bytes, and each has levels.
             wide = max(spec.items.numpy.itemsize, 4) + 2
             encoded += sum(map(len, values.tolist())) * spec.items.size * wide + 8 * len(values)
+        elif spec.structure is not None:
+            # One-byte values are widened to four bytes; a character has up to four in UTF-8.
+            encoded += int(spec.structure.sizes(values.tolist()).sum()) * 6 + 8 * len(values)
         elif spec.kind in ("text", "json"):
             encoded += sum(4 * len(text) + 8 for text in values)
         else:
@@ -365,23 +369,16 @@ class _Encodings(NamedTuple):
     def of(cls, schema: Schema, fields: Iterable[pa.Field]) -> _Encodings:
         found = cls([], [], [])
         for field in fields:
-            spec, (kind, path) = schema.columns.get(field.name), _values_of(field)
-            if field.name == BATCH or (spec is not None and spec.kind in ("text", "json")):
-                found.dictionary.append(path)
-            elif pa.types.is_integer(kind):
-                is_ragged = spec is not None and spec.items is not None
-                (found.dictionary if is_ragged else found.delta).append(path)
-            elif kind in (pa.float32(), pa.float64()):
-                found.split.append(path)
+            spec = schema.columns.get(field.name)
+            is_any_length = spec is not None and spec.kind in ("ragged", "nested")
+            for path, kind in nested_leaves(field):
+                if pa.types.is_string(kind) or (spec is not None and spec.kind == "text"):
+                    found.dictionary.append(path)
+                elif pa.types.is_integer(kind):
+                    (found.dictionary if is_any_length else found.delta).append(path)
+                elif kind in (pa.float32(), pa.float64()):
+                    found.split.append(path)
         return found
-
-
-def _values_of(field: pa.Field) -> tuple[pa.DataType, str]:
-    """Return the type of the values in a column, which may be in lists, and the path to them."""
-    kind, path = field.type, field.name
-    while pa.types.is_list(kind):
-        kind, path = kind.value_type, path + ".list.element"
-    return kind, path
 
 
 # CRC-32's polynomial, and 1; in both, the highest bit is the coefficient of x^0.

@@ -21,7 +21,7 @@ __all__ = ["Bounds", "bounded_columns", "read_bounds"]
 Bounds: TypeAlias = "tuple[np.generic[Any], np.generic[Any]]"
 
 
-def bounded_columns(schema: Schema, fields: Sequence[str]) -> dict[int, str]:
+def bounded_columns(schema: Schema, places: Mapping[str, Sequence[int]]) -> dict[int, str]:
     """Return number -> physical name of the columns that may have bounds: scalars.
 
     Those of ``new_obs`` are left out, which store only values that are not another row's ``obs``; and keys of
@@ -29,12 +29,12 @@ def bounded_columns(schema: Schema, fields: Sequence[str]) -> dict[int, str]:
 
     Args:
         schema: Schema of the shard.
-        fields: The columns of the file, in order. Each is one column of Parquet.
+        places: Name of each column of the file -> the numbers of its columns of Parquet.
     """
     elided = {*linked_columns(schema), *schema.masks}
     return {
-        number: name
-        for number, name in enumerate(fields)
+        numbers[0]: name
+        for name, numbers in places.items()
         if name in schema.columns and schema.columns[name].kind == "scalar" and name not in elided
     }
 

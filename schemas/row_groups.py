@@ -240,8 +240,8 @@ def _check_readable(pieces: list[Piece], schema: Schema) -> None:
 
 def _check_text_size(values: NDArray[Any], spec: ColumnSpec, name: str, rows: int) -> None:
     """Refuse texts of a row group by the measure of readers; only large ones are measured exactly."""
-    lengths = _lengths(values)
-    if spec.items is not None:
+    lengths = _lengths(values, spec)
+    if spec.kind in ("ragged", "nested"):
         if (size := int(lengths.sum())) > DEFAULT_LIMITS.group_bytes:
             raise SchemaError(
                 f"{size} bytes in rows that cannot be cut, more than {DEFAULT_LIMITS.group_bytes}; write "
@@ -632,7 +632,7 @@ class Texts:
         found = policy.texts
         if not found:
             return None
-        lengths = {leaf.physical: _lengths(arrays[leaf.physical]) for leaf in found}
+        lengths = {leaf.physical: _lengths(arrays[leaf.physical], leaf.spec) for leaf in found}
         sizes = [
             lengths[leaf.physical] // _FILE_SHARE
             if leaf.spec.kind == "picture"
@@ -669,9 +669,11 @@ class Texts:
         return max(stop, start + 1)
 
 
-def _lengths(texts: NDArray[Any]) -> NDArray[np.int64]:
+def _lengths(texts: NDArray[Any], spec: ColumnSpec) -> NDArray[np.int64]:
     """Return the characters of each text, or the bytes of each picture or list, shape (rows,)."""
     listed = texts.tolist()
+    if spec.structure is not None:
+        return spec.structure.sizes(listed)
     if len(listed) and isinstance(listed[0], np.ndarray):
         items = np.fromiter(map(len, listed), np.int64, len(listed))
         size: int = listed[0].itemsize * math.prod(listed[0].shape[1:])

@@ -33,6 +33,7 @@ from rlio.batch.infos import NOTES, REST, info_objects, is_typed, mask_path
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
+from rlio.batch.ragged import item_type
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -48,6 +49,7 @@ from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
 from rlio.schemas.info_columns import InfoForm, ParsedInfos
 from rlio.schemas.json_values import check_text, dump_value, plain_array
 from rlio.schemas.observations import detect_stack
+from rlio.schemas.structure import Structure, structure_of_space
 from rlio.support.forks import cached_property
 
 __all__ = [
@@ -223,11 +225,12 @@ class PolicySchema:
         obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
         alike = len(obs) == len(new_obs) and all(
             a.path == b.path
-            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items)
-            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items)
+            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items, a.spec.structure)
+            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items, b.spec.structure)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        storable = all(leaf.spec.kind in ("scalar", "list", "bytes", "picture", "ragged") for leaf in obs)
+        kinds = ("scalar", "list", "bytes", "picture", "ragged", "nested")
+        storable = all(leaf.spec.kind in kinds for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
     @property
@@ -335,7 +338,7 @@ class PolicySchema:
                 continue
             problem = leaf.spec.mismatch(array)
             if problem:
-                raise SchemaConflict(f"found {problem}; cast it before writing", column=leaf.name)
+                raise SchemaConflict(f"found {problem}; {_way_out(array, leaf.spec)}", column=leaf.name)
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
                 rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
@@ -343,6 +346,16 @@ class PolicySchema:
             if leaf.spec.kind == "picture":
                 rows.check_pictures(array, leaf, missing)
             arrays[leaf.physical] = array
+
+
+def _way_out(values: NDArray[Any], spec: ColumnSpec) -> str:
+    """What to do with values that do not fit a column."""
+    if values.dtype.hasobject and not spec.numpy.hasobject and item_type(values) is not None:
+        return (
+            "the first batch of a writer decides: give it rows of different lengths as an object array "
+            "(rlio.batch.object_column), even if they happen to have one length"
+        )
+    return "cast it before writing"
 
 
 @dataclass(frozen=True)
@@ -373,7 +386,7 @@ class _Rows:
     def check_pictures(self, values: NDArray[Any], leaf: Leaf, missing: NDArray[np.bool_] | None) -> None:
         """Refuse rows without a picture, unless they have no ``new_obs``."""
         for row, picture in enumerate(values.tolist()):
-            if not picture.data and (missing is None or not missing[row]):
+            if picture.is_none and (missing is None or not missing[row]):
                 with self._row(row):
                     raise SchemaError("found no picture, expected the bytes of one", column=leaf.name)
 
@@ -514,9 +527,14 @@ class Schema:
         found |= {
             pid: leaves if self.multi_agent else _with_stacks(leaves, part)
             for pid, part in fresh.items()
+            for expected in [_structures_of((spaces or {}).get(pid))]
             for leaves in [
                 _leaves_of(
-                    part, pictures=pictures, is_written=is_written, has_info_keys=info_keys is not None
+                    part,
+                    pictures=pictures,
+                    is_written=is_written,
+                    has_info_keys=info_keys is not None,
+                    expected=expected,
                 )
             ]
         }
@@ -658,6 +676,11 @@ class Schema:
     def has_pictures(self) -> bool:
         """Whether a column has encoded pictures."""
         return any(spec.kind == "picture" for spec in self.columns.values())
+
+    @cached_property
+    def has_videos(self) -> bool:
+        """Whether a column has frames of videos, which are stored beside the shards."""
+        return any(spec.codec == "video" for spec in self.columns.values())
 
     @cached_property
     def stacked(self) -> dict[str, tuple[str, FrameStack]]:
@@ -845,12 +868,33 @@ def _check_named(pictures: Mapping[str, Codec] | None, found: Iterable[Leaf]) ->
             )
 
 
+def _structures_of(spaces: Any) -> dict[str, Structure]:
+    """Return leaf -> the structure that the spaces of a policy give its rows, where they have one."""
+    found: dict[str, Structure] = {}
+
+    def collect(space: Mapping[str, Any], column: str, path: Path) -> None:
+        if space["type"] == "Dict":
+            for key, child in space["spaces"]:
+                collect(child, column, (*path, key))
+        elif space["type"] == "Tuple":
+            for number, child in enumerate(space["spaces"]):
+                collect(child, column, (*path, number))
+        elif (structure := structure_of_space(space)) is not None:
+            found[leaf_name(column, path)] = structure
+
+    for kind, column in (("observation", Columns.OBS), ("action", Columns.ACTIONS)):
+        if isinstance(spaces, Mapping) and isinstance(spaces.get(kind), Mapping):
+            collect(spaces[kind], column, ())
+    return {name: each for name, each in found.items() if each.form not in ("array", "rows", "text")}
+
+
 def _leaves_of(
     batch: SampleBatch,
     *,
     pictures: Mapping[str, Codec] | None = None,
     is_written: bool = True,
     has_info_keys: bool = False,
+    expected: Mapping[str, Structure] = MappingProxyType({}),
 ) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
     found, pictures, missing = [], pictures or {}, _missing_in(batch)
@@ -879,7 +923,8 @@ def _leaves_of(
                 and not is_encoded(array)
             ):
                 array = array[~missing]  # Rows that have none may hold anything.
-            spec = ColumnSpec.of(array, column=name, codec=pictures.get(as_obs))
+            codec, structure = pictures.get(as_obs), expected.get(as_obs)
+            spec = ColumnSpec.of(array, column=name, codec=codec, expected=structure)
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
             if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,11 +22,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
-from rlio.batch.encoded_picture import is_encoded
+from rlio.batch.copies import own_copy
+from rlio.batch.encoded_picture import EncodedPicture, is_encoded
 from rlio.errors import CorruptData, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.arrow import expanded_bytes, from_arrow
-from rlio.schemas.column import Nullable, object_rows
+from rlio.schemas.column import ColumnSpec, Nullable, object_rows
 from rlio.schemas.frame_pools import Frames, StackPool
 from rlio.schemas.group_arrays import (
     BATCH,
@@ -38,13 +40,14 @@ from rlio.schemas.group_arrays import (
     stack_specs,
 )
 from rlio.schemas.info_columns import absent
+from rlio.schemas.nested import nested_leaves
 from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
 from rlio.schemas.parquet_statistics import Bounds, bounded_columns, read_bounds
 from rlio.schemas.schema import Leaf, Schema, is_named
 from rlio.schemas.streams import Streams
-from rlio.schemas.text_columns import check_texts
+from rlio.schemas.text_columns import check_nested, check_texts
 from rlio.schemas.zstd_frames import inflate
 from rlio.support.forks import cached_property
 
@@ -63,6 +66,9 @@ _MALFORMED = (
 )
 
 
+# Bytes of a decoded value of fixed size.
+_WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
+
 # Schemas of at most this many bytes are kept, because most shards of a root have the same one.
 _KNOWN_BYTES: Final = 1 << 16
 
@@ -73,19 +79,23 @@ class _Form(NamedTuple):
     Attributes:
         schema: The schema.
         fields: Its columns in the file.
-        bounded: Number -> name of the columns that may have bounds.
+        bounded: Number -> name of the columns of Parquet that may have bounds.
+        places: Name of a column -> the numbers of its columns of Parquet: a struct has several.
     """
 
     schema: Schema
     fields: pa.Schema
     bounded: Mapping[int, str]
+    places: Mapping[str, range]
 
 
 def _form_of(text: bytes, limits: Limits) -> _Form:
     schema = Schema.from_text(text, limits=limits)
     check_stacks(schema)
     fields = pa.schema(file_fields(schema))
-    return _Form(schema, fields, bounded_columns(schema, fields.names))
+    ends = [0, *accumulate(len([*nested_leaves(each)]) for each in fields)]
+    places = {each.name: range(*ends[n : n + 2]) for n, each in enumerate(fields)}
+    return _Form(schema, fields, bounded_columns(schema, places), places)
 
 
 _known_form = lru_cache(maxsize=32)(_form_of)
@@ -339,7 +349,10 @@ class ShardFile:
             metadata=self._metadata,
             # Read each distinct text once: its size over all rows is measured before it is expanded.
             read_dictionary=[
-                name for name in chosen if self._is_text(name) and chunks[name].has_dictionary_page
+                chunk.path_in_schema
+                for name in chosen
+                for chunk in chunks[name]
+                if self._has_texts(name) and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
             ],
             pre_buffer=False,
         )
@@ -356,24 +369,33 @@ class ShardFile:
         table.validate(full=True)
         return {name: _one_chunk(table.column(name)) for name in chosen}
 
-    def _checked_chunks(self, index: int, names: Sequence[str]) -> dict[str, Any]:
+    def _checked_chunks(self, index: int, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the footer's entries for some columns of a group; refuse them if they exceed the limits."""
         group, limits = self._metadata.row_group(index), self._limits
-        # Every field is one Parquet column.
-        chunks = {name: group.column(self._fields.get_field_index(name)) for name in names}
-        unpacked = sum(chunk.total_uncompressed_size for chunk in chunks.values())
+        places = self._form.places
+        found = {name: [group.column(number) for number in places[name]] for name in names}
+        chunks = [chunk for each in found.values() for chunk in each]
+        unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
+        # A dictionary has one value once, however many lists have it.
+        decoded = sum(_WIDTHS.get(chunk.physical_type, 0) * chunk.num_values for chunk in chunks)
+        if decoded > limits.group_bytes:
+            raise UnsafeData(f"values of {decoded} bytes in one row group, more than {limits.group_bytes}")
         if unpacked > limits.group_bytes:
             raise UnsafeData(
                 f"columns of {unpacked} bytes in one row group, more than {limits.group_bytes}; raise "
                 "Limits.group_bytes if the data are yours"
             )
-        stored = sum(chunk.total_compressed_size for chunk in chunks.values())
+        stored = sum(chunk.total_compressed_size for chunk in chunks)
         limits.check_inflation(stored, unpacked, "a row group")
-        return chunks
+        return found
 
     def _is_text(self, name: str) -> bool:
         spec = self.schema.columns.get(name)
         return name == BATCH if spec is None else spec.kind in ("text", "json")
+
+    def _has_texts(self, name: str) -> bool:
+        spec = self.schema.columns.get(name)
+        return self._is_text(name) or (spec is not None and spec.kind == "nested")
 
     def _measured_text(self, name: str, array: pa.Array) -> pa.DictionaryArray:
         """Measure a column of texts before each value is expanded over the rows that have it."""
@@ -393,6 +415,10 @@ class ShardFile:
         stream, distance = decoded[STREAM].to_numpy(), decoded[NEXT].to_numpy()
         if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
             raise CorruptData("a row belongs to no stream")
+        for name, spec in self.schema.columns.items():
+            if name in decoded and spec.structure is not None:
+                padding = 4 if spec.structure.has_padding else 0
+                check_nested(decoded[name], name, self._limits, padding=padding)
         columns: dict[str, Nullable] = {}
         frames: dict[str, Frames] = {}
         if self.schema.stacked:
@@ -498,7 +524,7 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
         values, valid = group.columns[name]
         if not (own.all() if valid is None else np.array_equal(own, valid)):
             raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-        blank: Any = _blank(group.columns[obs.physical][0])
+        blank: Any = _blank(obs.spec, group.columns[obs.physical][0])
         if name in frames and (group.distance == MISSING).any():
             blank = len(frames[name])
             frames[name] = frames[name].with_blank()
@@ -509,14 +535,11 @@ def _with_next_observations(group: DecodedGroup, linked: set[str]) -> DecodedGro
     return replace(group, columns=columns, frames=frames)
 
 
-def _blank(*columns: NDArray[Any]) -> Any:
+def _blank(spec: ColumnSpec, *columns: NDArray[Any]) -> Any:
     """Return the value of an observation that is missing: zeros, no picture, or no items."""
-    for column in columns:
-        if is_encoded(column):
-            return column[0].none()
-        if len(column) and isinstance(column[0], np.ndarray) and column.dtype == object:
-            return column[0][:0].copy()
-    return 0
+    if spec.kind in ("ragged", "nested"):
+        return spec.empty_row
+    return next((column[0].none() for column in columns if is_encoded(column)), 0)
 
 
 def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.int64] | None]) -> Nullable:
@@ -535,9 +558,9 @@ def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.in
     values, valid = group.columns[name]
     if not np.array_equal(stored, np.ones(rows, bool) if valid is None else valid):
         raise CorruptData("an observation is stored where _next says it is not, or the reverse")
-    blank = _blank(values, obs_values)
-    if isinstance(blank, np.ndarray):
-        new_obs = object_rows([blank] * rows)
+    blank = _blank(group.schema.columns[name], values, obs_values)
+    if values.dtype == object and not isinstance(blank, EncodedPicture):
+        new_obs = object_rows([own_copy(blank) for _ in range(rows)])
     else:
         new_obs = np.full((rows, *values.shape[1:]), blank, values.dtype)
     new_obs[stored] = values
@@ -589,6 +612,6 @@ def _batches(array: Any) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.unify_dictionaries()
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.unify_dictionaries().chunks)

@@ -17,7 +17,7 @@ from rlio.limits import Limits
 from rlio.schemas.arrow import expanded_bytes
 from rlio.schemas.column import ColumnSpec
 
-__all__ = ["check_texts"]
+__all__ = ["check_nested", "check_texts"]
 
 # Bytes of a Python list or dict with its place in another; of a value in one; of an object per row.
 _CONTAINER_BYTES = 72
@@ -47,6 +47,39 @@ def check_texts(array: pa.DictionaryArray, spec: ColumnSpec, name: str, limits: 
         size = _longest(array, spec) * len(array)
         if size > limits.group_bytes:
             raise UnsafeData(f"texts of {size} bytes as an array of equal widths", column=name)
+
+
+def check_nested(array: pa.Array, name: str, limits: Limits, *, padding: int = 0) -> None:
+    """Refuse lists and structs whose values would take more memory than a row group may.
+
+    Args:
+        array: Its texts may be in dictionaries.
+        name: The column.
+        limits: The limits.
+        padding: Bytes of a character where NumPy gives each text the width of the longest; 0: it does not.
+
+    Raises:
+        UnsafeData: They would take more.
+    """
+    if (size := _nested_bytes(array, padding)) > limits.group_bytes:
+        raise UnsafeData(
+            f"rows of about {size} bytes; raise Limits.group_bytes if the data are yours", column=name
+        )
+
+
+def _nested_bytes(array: pa.Array, padding: int) -> int:
+    kind = array.type
+    if pa.types.is_list(kind):
+        return _ROW_BYTES * len(array) + _nested_bytes(array.flatten(), padding)
+    if pa.types.is_struct(kind):
+        fields = (array.field(number) for number in range(kind.num_fields))
+        return _ROW_BYTES * len(array) + sum(_nested_bytes(each, padding) for each in fields)
+    is_texts = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if not is_texts and not pa.types.is_dictionary(kind):
+        return int(array.nbytes)
+    texts = array if pa.types.is_dictionary(kind) else array.dictionary_encode()
+    longest = pc.max(pc.binary_length(texts.dictionary)).as_py() or 0
+    return expanded_bytes(texts) + (_VALUE_BYTES + padding * longest) * len(array)
 
 
 def _object_bytes(array: pa.DictionaryArray) -> int:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray_cluster as local_ray
@@ -59,6 +60,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A test that ends its process fails, and the others go on."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from after_crash import EachOnce
+
+    return EachOnce(config, log)
 
 
 # Linux's number of it, which Python 3.11 does not name.

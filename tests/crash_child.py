@@ -17,12 +17,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stored_batches import columns_of_parts, same_objects
 
 from rlio import DatasetReader, JsonWriter, ParquetWriter, SampleBatch
+from rlio.batch.arrays import object_column
+from rlio.batch.picture_codecs import encode_column
 from rlio.catalog.listing import list_shards
 from rlio.catalog.names import WAL_DIR
 from rlio.errors import DataNotFound
@@ -32,10 +36,16 @@ WRITERS: dict[str, type[ParquetWriter] | type[JsonWriter]] = {"parquet": Parquet
 
 
 class Tally:
-    """Rows that a writer was given and rows that it has acknowledged; shared with forked children."""
+    """Rows that a writer was given and rows that it has acknowledged; shared with forked children.
 
-    def __init__(self) -> None:
+    Args:
+        parts: Whether the rows have columns of pictures, of lists and of graphs, which take longer.
+    """
+
+    def __init__(self, *, parts: bool = True) -> None:
         self._memory = mmap.mmap(-1, 16)
+        self._parts = parts
+        _pool()  # Not in each of the children.
 
     @property
     def attempted(self) -> int:
@@ -58,7 +68,7 @@ class Tally:
     def write(self, writer: ParquetWriter | JsonWriter, rows: int) -> None:
         """Write the next rows and note that it returned."""
         self.attempted = self.acked + rows
-        writer.write(batch_of(self.acked, rows))
+        writer.write(batch_of(self.acked, rows, parts=self._parts))
         self.acked = self.attempted
 
 
@@ -114,14 +124,28 @@ def _pause(pid: int, seconds: float) -> None:
         os.close(fd)
 
 
-def batch_of(first: int, rows: int) -> SampleBatch:
+def batch_of(first: int, rows: int, *, parts: bool = False) -> SampleBatch:
     """Rows of which every value follows from their number."""
     number = np.arange(first, first + rows)
     return SampleBatch(
+        {name: values[number % 60] for name, values in _pool().items() if parts},
         t=number,
         obs=np.stack([number, 2 * number + 1, -number], axis=1).astype(np.float32),
         rewards=(number % 97) / 4,
     )
+
+
+@cache
+def _pool() -> dict[str, np.ndarray]:
+    """Rows of some lists, graphs and pictures, which the rows of a test have again and again."""
+    parts = columns_of_parts(60)
+    pictures = np.repeat(np.arange(60, dtype=np.uint8), 18).reshape(-1, 3, 2, 3)
+    return {
+        "tokens": object_column(np.full(n % 4, n, np.int32) for n in range(60)),
+        "words": parts["words"],
+        "graphs": parts["graphs"],
+        "camera": encode_column(pictures),
+    }
 
 
 def rows_of(root: str | os.PathLike[str]) -> list[int]:
@@ -137,6 +161,10 @@ def rows_of(root: str | os.PathLike[str]) -> list[int]:
         obs = np.stack([t, 2 * t + 1, -t], axis=1).astype(np.float32)
         np.testing.assert_array_equal(batch["obs"], obs)
         np.testing.assert_array_equal(batch["rewards"], (t % 97) / 4)
+        if "camera" in batch:
+            assert (batch["camera"] == (t % 60)[:, None, None, None]).all()
+            for name in ("tokens", "words", "graphs"):
+                assert same_objects(list(batch[name]), list(_pool()[name][t % 60]))
         numbers += t.tolist()
     return numbers
 

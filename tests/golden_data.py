@@ -16,8 +16,11 @@ from unittest import mock
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import GraphInstance
 
 import rlio
+from rlio.batch.arrays import object_column
+from rlio.batch.picture_codecs import encode_column
 from rlio.log import spool
 
 
@@ -136,10 +139,34 @@ def agents() -> rlio.MultiAgentBatch:
     )
 
 
+def parts() -> rlio.SampleBatch:
+    """Lists of numbers and of texts, tuples of arrays, graphs as observations, and pictures."""
+    rows = range(11)
+
+    def graph(n: int) -> GraphInstance:
+        count = n % 3
+        links = np.array([[0, 1]] * count, np.int32) if count else None
+        edges = np.full((count, 1), n, np.float64) if count else None
+        return GraphInstance(np.full((2, 3), n, np.float32), edges, links)
+
+    return rlio.SampleBatch(
+        obs=object_column(graph(n) for n in rows),
+        new_obs=object_column(graph(n + 1) for n in rows),
+        actions=object_column((np.int64(n),) * (n % 3) for n in rows),
+        eps_id=np.full(11, 4),
+        t=np.arange(11),
+        tokens=object_column(np.full(n % 4, n, np.int32) for n in rows),
+        words=object_column([f"word {n}"] * (n % 3) for n in rows),
+        names=object_column(np.array([f"name {n}", "x"]) for n in rows),
+        camera=encode_column(np.arange(11 * 12, dtype=np.uint8).reshape(11, 2, 2, 3)),
+    )
+
+
 DATA_SETS = {
     "agents": agents,
     "cartpole_like": cartpole_like,
     "frames": frames,
+    "parts": parts,
     "sequences": sequences,
     "two_policies": two_policies,
 }

@@ -11,12 +11,14 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from gymnasium.spaces import GraphInstance
 
 from rlio import DatasetReader, MultiAgentBatch, ParquetWriter, Roll, SampleBatch, concat_samples
 from rlio.batch import Batch
-from rlio.batch.arrays import to_numpy
+from rlio.batch.arrays import object_column, to_numpy
 from rlio.batch.nested import leaves
 
+_WORDS = ["", "a", "žluť", "🙂", "line\nbreak", "nul\0inside", '"quoted"']
 _MARKER = re.compile(r"/_(sealed|trim)-\d+$")
 
 
@@ -30,6 +32,7 @@ def group_bytes(limit: int) -> Iterator[None]:
     """Row groups of at most ``limit`` bytes, so that few rows make many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlio.schemas.schema._GROUP_BYTES", limit)
+        patch.setattr("rlio.schemas.schema._PICTURE_GROUP_BYTES", limit)
         yield
 
 
@@ -141,6 +144,34 @@ def with_other_ids(batch: Batch) -> Any:
     other = batch[:]
     other["eps_id"] = other["eps_id"] + 5000
     return other
+
+
+def columns_of_parts(rows: int, first: int = 0) -> dict[str, np.ndarray]:
+    """Columns whose rows have parts, of every structure that values show. All follow from its number."""
+
+    def words(n: int) -> list[str]:
+        return [_WORDS[(n + k) % len(_WORDS)] for k in range(n % 4)]
+
+    numbers = range(first, first + rows)
+    links = [np.array([[0, n % 2]] * (n % 3), np.int32).reshape(-1, 2) for n in numbers]
+    return {
+        "words": object_column(words(n) for n in numbers),
+        "places": object_column(tuple(words(n)) for n in numbers),
+        "blobs": object_column(bytes(range(n % 5)) + bytes(n % 3) for n in numbers),
+        "names": object_column(np.array(words(n), np.str_) if n % 4 else np.empty(0, "<U1") for n in numbers),
+        "tags": object_column(object_column(words(n)) for n in numbers),
+        "sets": object_column(tuple(np.full(2, n, np.float32) for _ in range(n % 3)) for n in numbers),
+        "ids": object_column((np.int64(n),) * (n % 3) for n in numbers),
+        "talks": object_column([words(n), words(n + 1)][: n % 3] for n in numbers),
+        "graphs": object_column(
+            GraphInstance(
+                np.full((2, 2), n, np.float32),
+                np.full(len(link), n) if len(link) else None,
+                link if len(link) else None,
+            )
+            for n, link in zip(numbers, links, strict=True)
+        ),
+    }
 
 
 def numbered(rows: int, first: int = 0, **more: Any) -> SampleBatch:

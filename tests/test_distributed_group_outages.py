@@ -116,6 +116,20 @@ def test_rows_not_in_the_data_set_are_counted_and_a_lost_log_is_recovered_before
     check_nothing_missing(rows_of(root))
 
 
+def test_rows_of_fragments_that_were_not_taken_are_published_when_the_group_is_closed(tmp_path: Path) -> None:
+    root = str(tmp_path / "rows")
+    with WorkerGroup(
+        make_known, LinearPolicy, num_workers=2, seed=0, rollout=config_of(tmp_path), output=root
+    ) as group:
+        group.submit(2)
+        group.ready()
+        group.submit(2)
+        group.foreach_worker(flush)  # Now all answers are there, and the group has not taken them.
+        group.submit(2)
+    assert group.rows_unpublished == 0
+    assert sum(status.rows for status in group.status()) == len(rlio.open_dataset(root))
+
+
 @pytest.mark.further
 def test_rows_that_are_lost_with_a_disk_or_out_of_reach_stay_counted_and_machine_and_folder_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -18,6 +18,7 @@ EXAMPLES = sorted(
 )
 ARGUMENTS = {"clone_from_log.py": ["out"], "convert_rllib.py": ["old/*.json", "out"]}
 RETURN = re.compile(r"(-?\d+) (?:in|after|of|if)")
+REWARDS = re.compile(r"mean reward: ([\d.]+) at first, ([\d.]+) at last")
 NAME = operator.attrgetter("name")
 LINUX = sys.platform == "linux"
 PRINTS = {
@@ -26,6 +27,7 @@ PRINTS = {
     "custom_writer.py": "300 steps are stored",
     "data_parallel.py": "each of 1600 rows was served once: to 2, and then to 1 processes",
     "external_client.py": "has learned",
+    "llm_rollouts.py": "no group was lost",
     "log_metrics.py": "the return of episodes was 31.9",
     "multi_agent.py": "200 steps, {'lean': 186, 'random': 245}",
     "online_dqn.py": "200 updates after",
@@ -41,7 +43,15 @@ GAINS = {"decision_transformer.py": 100, "filtered_bc.py": 300, "iql.py": 400, "
 PRINTS |= dict.fromkeys(GAINS, "mean return: ")
 ON_RAY = ("worker_group.py",)
 #: Those that learn, or start processes that import torch.
-LONG = ("atari.py", "clone_from_log.py", "data_parallel.py", "external_client.py", "online_dqn.py", *GAINS)
+LONG = (
+    "atari.py",
+    "clone_from_log.py",
+    "data_parallel.py",
+    "external_client.py",
+    "llm_rollouts.py",
+    "online_dqn.py",
+    *GAINS,
+)
 
 
 def gain(printed: str) -> int:
@@ -107,6 +117,9 @@ def test_an_example_runs_in_an_interpreter_of_its_own(example: Path, folder: Pat
     assert PRINTS[example.name] in done.stdout
     if example.name in GAINS:
         assert gain(done.stdout) >= GAINS[example.name], done.stdout
+    if example.name == "llm_rollouts.py":
+        (reached,) = REWARDS.findall(done.stdout)
+        assert float(reached[1]) >= float(reached[0]) + 0.5, done.stdout
 
 
 def test_the_cookbook_shows_each_recipe_with_what_it_prints(checkout: Path) -> None:

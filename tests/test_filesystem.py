@@ -994,6 +994,11 @@ def test_a_list_gives_each_file_once(place: str) -> None:
     assert found(place, inputs, suffixes=(".json",)) == ["run-9.json", "run-10.json"]
 
 
+def test_a_list_gives_its_files_in_its_order(place: str) -> None:
+    inputs = [f"{place}/sub/run-2.json", f"{place}/run-10.json", f"{place}/run-[19].json*"]
+    assert found(place, inputs) == ["sub/run-2.json", "run-10.json", "run-1.jsonl", "run-9.json"]
+
+
 def test_a_list_may_mix_paths_and_uris(logs: Path) -> None:
     uri = fresh("memory")
     Storage.open(uri).put("x.json", b"{}")

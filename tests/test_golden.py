@@ -14,6 +14,7 @@ from stored_batches import assert_identical, load
 
 import rlio
 from rlio.batch.nested import leaves
+from rlio.batch.picture_codecs import decode_column
 from rlio.errors import SchemaError
 from rlio.maintenance.compact import compact
 from rlio.maintenance.gc import gc
@@ -32,7 +33,10 @@ LOGS = sorted(root.parent for root in GOLDEN.glob("*/logs/*/_rlio.json"))
 def test_every_version_has_every_data_set() -> None:
     named = {f"{name}.{kind}" for name in DATA_SETS for kind in ("parquet", "jsonl")}
     assert {(root.parts[-3], root.name) for root in ROOTS} == {
-        (version, name) for version in (BEFORE, WITH_JSON, PRESENT) for name in named
+        (version, name)
+        for version in (BEFORE, WITH_JSON, PRESENT)
+        for name in named
+        if version != BEFORE or not name.startswith("parts")
     }
     assert {root.name for root in LOGS} == {"agents", "cartpole_like", "frames"}
 
@@ -42,8 +46,17 @@ def test_golden_files_read_equal_to_the_rows_that_made_them(root: Path) -> None:
     expected = DATA_SETS[root.stem]()
     with rlio.DatasetReader(root, epochs=1, batch_size=1000) as reader:
         (batch,) = reader
-    assert batch.equals(expected)
+    assert batch.equals(decoded_pictures(expected))
     assert verify(root).ok
+
+
+def decoded_pictures(batch: Any) -> Any:
+    """A batch with the frames of its encoded pictures."""
+    if isinstance(batch, rlio.MultiAgentBatch) or "camera" not in batch:
+        return batch
+    made = batch[:]
+    made["camera"] = decode_column(batch["camera"])
+    return made
 
 
 def test_golden_spaces_are_kept() -> None:

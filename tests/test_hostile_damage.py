@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from further import further
 from hostile_corpus import _written, json_files, shard_of, small_batch
-from stored_batches import fresh_root, put
+from stored_batches import columns_of_parts, fresh_root, put
 
 import rlio
+from rlio.batch.arrays import object_column
+from rlio.batch.picture_codecs import encode_column
 from rlio.catalog.listing import ShardRef, list_shards
 from rlio.catalog.names import ShardName
 from rlio.errors import CorruptData, RlioError
@@ -25,7 +27,9 @@ from rlio.source.json_shard import schema_lookup
 from rlio.source.shards import open_shard
 from rlio.storage.filesystem import Storage
 
+PARTS = ("words", "names", "graphs")
 KINDS = ["parquet", "jsonl", "jsonl.zst"]
+ALL_KINDS = [*KINDS, "parquet of parts", *further("jsonl of parts")]
 
 
 @cache
@@ -33,14 +37,30 @@ def data_set(kind: str) -> dict[str, bytes]:
     """Path -> bytes of a data set with one shard; the Parquet one has 25 kB."""
     if kind == "parquet":
         return _written(rlio.ParquetWriter, small_batch(220), compression="zstd")
+    if kind == "parquet of parts":
+        return _written(rlio.ParquetWriter, with_parts(60))
+    if kind == "jsonl of parts":
+        batch = with_parts(30)
+        return _written(rlio.JsonWriter, batch[:10], batch[10:20], batch[20:])
     return json_files("zstd" if kind == "jsonl.zst" else None)
+
+
+def with_parts(rows: int) -> rlio.SampleBatch:
+    """The batch of the corpus, with pictures, lists, and rows that have parts."""
+    batch = small_batch(rows)
+    batch["tokens"] = object_column(np.full(n % 4, n, np.int32) for n in range(rows))
+    batch["camera"] = encode_column(np.arange(18 * rows, dtype=np.uint8).reshape(rows, 3, 2, 3))
+    parts = columns_of_parts(rows)
+    for name in PARTS:
+        batch[name] = parts[name]
+    return batch
 
 
 @cache
 def expected(kind: str) -> dict[int, bytes]:
     """Number of a row -> its bytes."""
     found = rows_of(rlio.DatasetReader(stored(kind)[0], epochs=1))
-    assert len(found) == (220 if kind == "parquet" else 30)
+    assert len(found) == {"parquet": 220, "parquet of parts": 60}.get(kind, 30)
     return found
 
 
@@ -66,8 +86,11 @@ def add_rows(found: dict[int, bytes], batch: Any) -> None:
     """Number -> bytes, of the rows of one more batch."""
     for index, info in enumerate(batch["infos"]):
         values = [
-            np.ascontiguousarray(batch[name][index]).tobytes() for name in ("obs", "new_obs", "rewards", "t")
+            np.ascontiguousarray(batch[name][index]).tobytes()
+            for name in ("obs", "new_obs", "rewards", "t", "camera", "tokens")
+            if name in batch
         ]
+        values += [repr(batch[name][index]).encode() for name in PARTS if name in batch]
         assert info["n"][0] not in found, "a row twice"
         found[info["n"][0]] = b"".join([*values, str(batch["label"][index]).encode()])
 
@@ -84,7 +107,7 @@ def check(kind: str, root: str) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("count", [12, *further(40), pytest.param(4000, marks=pytest.mark.soak)])
 def test_no_flipped_bit_gives_a_wrong_row_to_a_reader(kind: str, count: int) -> None:
     root, path = stored(kind)
@@ -99,7 +122,7 @@ def test_no_flipped_bit_gives_a_wrong_row_to_a_reader(kind: str, count: int) -> 
     assert served > count * len(expected(kind)) / 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_shard_cut_at_any_byte_serves_nothing(kind: str) -> None:
     """The listing sees it by its size. The decoders see it as well, where no size is known."""
     root, path = stored(kind)
@@ -180,7 +203,7 @@ def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gi
     assert served == {0, 10, 20} | ({30} if kind == "jsonl" else set())
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", [*KINDS[1:], *further("jsonl of parts")])
 @pytest.mark.parametrize(("seed", "bits"), [(0, 120), *further(*((seed, 500) for seed in range(8)))])
 def test_no_flipped_bit_of_a_json_shard_gives_a_wrong_row_and_what_is_lost_is_counted(
     kind: str, seed: int, bits: int

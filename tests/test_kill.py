@@ -34,7 +34,7 @@ def _write_for_ever(root: Path, kind: str, sync: Sync, seed: int, tally: Tally) 
 def _kill_and_recover(root: Path, seed: int) -> int:
     """Kill a writer, and perhaps its recovery too; gives the rows acknowledged."""
     random_ = random.Random(seed)
-    kind, sync, tally = ("parquet", "json")[seed % 2], _SYNCS[seed % 3], Tally()
+    kind, sync, tally = ("parquet", "json")[seed % 2], _SYNCS[seed % 3], Tally(parts=seed % 3 == 2)
     pid = fork(lambda: _write_for_ever(root, kind, sync, seed, tally))
     until = time.monotonic() + 20
     while not tally.acked and seed % 10 and time.monotonic() < until:

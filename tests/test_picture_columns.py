@@ -23,6 +23,8 @@ from rlio.batch.picture_codecs import decode_column, encode_column, encoded_colu
 from rlio.errors import CorruptData, MissingColumn, MissingExtra, OptionError, SchemaError, UnsafeData
 from rlio.formats.files.allowance import Allowance
 from rlio.limits import Limits
+from rlio.maintenance import verify
+from rlio.maintenance.repair import repair
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.schema import Schema
 from rlio.writers.recovery import recover
@@ -146,6 +148,19 @@ def test_a_writer_of_pictures_needs_pillow_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtra, match=r"rlio\[images\]"):
         rlio.ParquetWriter(tmp_path, pictures={"obs": "png"})
+
+
+def test_without_pillow_pictures_are_not_verified_and_no_shard_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rlio.ParquetWriter(tmp_path, pictures={"obs/camera": "png"}) as writer:
+        writer.write(batch_of(frames_of(9)))
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for check in (verify, repair):
+        with pytest.raises(MissingExtra, match=r"rlio\[images\]"):
+            check(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_frames_of_another_shape_are_refused_before_they_are_stored(tmp_path: Path) -> None:

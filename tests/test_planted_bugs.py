@@ -30,14 +30,18 @@ import test_parquet_shards
 import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 from further import further
+from stored_batches import assert_identical, columns_of_parts, load
+from test_structured_rows import TestDamage
 
 import rlio
+from rlio.batch.arrays import object_column
 from rlio.catalog import listing
 from rlio.catalog.names import ShardName, shard_path
 from rlio.errors import EndOfData, RlioError
 from rlio.log import new_writer, publisher, spool, wal
 from rlio.log.publisher import Publisher
-from rlio.schemas import shard_file, zstd_frames
+from rlio.replay import texts
+from rlio.schemas import nested, shard_file, structure, zstd_frames
 from rlio.schemas.json_lines import encode_line
 from rlio.schemas.schema import Schema
 from rlio.source import json_shard
@@ -138,6 +142,19 @@ def no_flipped_bit_in_the_log_is_recovered(folder: Path) -> None:
     report = recover(folder)
     assert not report.is_clean
     assert rows_of(folder) == numbered(ROWS), "the frames before the damage, and none of it"
+
+
+def lists_and_graphs_come_back(folder: Path) -> None:
+    tokens = object_column(np.full(n % 4, n, np.int32) for n in range(40))
+    batch = rlio.SampleBatch({"t": np.arange(40), "tokens": tokens, **columns_of_parts(40)})
+    with rlio.ParquetWriter(folder) as writer:
+        writer.write(batch)
+    for cache in ("none", "memory"):
+        assert_identical(load(str(folder), cache=cache, batch_size=40), batch)
+
+
+def no_list_refers_beyond_its_items(folder: Path) -> None:
+    TestDamage().test_lists_whose_offsets_lie_are_errors()
 
 
 def log_of(root: Path, batches: int) -> None:
@@ -432,6 +449,20 @@ def write_through_fs_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RemoteFolder, "_put_object", put)
 
 
+def lengths_of_other_lists(patch: pytest.MonkeyPatch) -> None:
+    real = nested._lists
+    patch.setattr(nested, "_lists", lambda lengths, *rest: real(lengths[::-1], *rest))
+
+
+def rows_of_a_store_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    real = structure.packed
+    patch.setattr(texts, "packed", lambda value: real(value[::-1] if type(value) is list else value))
+
+
+def no_check_of_offsets(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(nested, "check_offsets", lambda ends, items: None)
+
+
 BUGS: list[tuple[Plant, Check]] = [
     (no_fsync, shards_are_synced_before_they_are_named),
     (no_fsync, what_write_acknowledged_is_synced),
@@ -453,6 +484,9 @@ BUGS: list[tuple[Plant, Check]] = [
     (accept_extension_types, no_extension_type_gets_as_far_as_pyarrow),
     (unbounded_zstd, a_bomb_is_not_inflated),
     (write_through_fs_open, no_write_handle_is_opened),
+    (lengths_of_other_lists, lists_and_graphs_come_back),
+    (rows_of_a_store_in_another_order, lists_and_graphs_come_back),
+    (no_check_of_offsets, no_list_refers_beyond_its_items),
 ]
 #: What takes seconds to catch.
 LONG = (rename_before_write, no_crc_check_of_lines, unbounded_zstd)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ import rlio
 from rlio import MultiAgentBatch, Ragged, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.errors import CorruptData, OptionError, RlioError, SchemaConflict, SchemaError
+from rlio.replay import texts
+from rlio.replay.memory import RamArrays
+from rlio.replay.texts import TextHeap
 from rlio.schemas.arrow import from_arrow
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.log_frames import LogFrames
@@ -119,6 +125,35 @@ class TestRagged:
         values, mask = Ragged.of(object_column([np.ones((1, 2)), np.ones((2, 2))])).to_padded(length=4)
         assert values.shape == (2, 4, 2)
         assert mask.sum(axis=1).tolist() == [1, 2]
+
+    def test_padded_rows_become_rows_of_their_items(self) -> None:
+        rows = Ragged.of(object_column([np.ones((n, 2), np.float32) * n for n in (3, 0, 1)]))
+        found = Ragged.from_padded(*rows.to_padded(length=5, fill=9))
+        assert [row.tolist() for row in found] == [row.tolist() for row in rows]
+        assert (found.values.dtype, found.offsets.tolist()) == (rows.values.dtype, [0, 3, 3, 4])
+        left = np.array([[0, 0, 7], [1, 2, 3]])
+        found = Ragged.from_padded(left, np.array([[False, False, True], [True, True, True]]))
+        assert [row.tolist() for row in found] == [[7], [1, 2, 3]]
+
+    @pytest.mark.parametrize(
+        "mask", [np.ones((3, 2), bool), np.ones(2, bool), np.ones((2, 3, 1), bool), np.ones((2, 3), int)]
+    )
+    def test_a_mask_that_does_not_fit_padded_rows_is_refused(self, mask: np.ndarray) -> None:
+        with pytest.raises(SchemaError, match=r"expected shapes \(rows, length"):
+            Ragged.from_padded(np.zeros((2, 3)), mask)
+
+    def test_a_batch_takes_ragged_rows_as_a_column(self) -> None:
+        rows = Ragged(np.arange(3, dtype=np.int32), np.array([0, 2, 3]))
+        batch = SampleBatch(tokens=rows, rewards=[0.0, 1.0])
+        assert [row.tolist() for row in batch["tokens"]] == [[0, 1], [2]]
+        assert np.shares_memory(Ragged.of(batch["tokens"]).values, rows.values)
+        batch["more"] = rows
+        assert_identical(load(store(batch)), batch)
+
+    @pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["arrays", "tensors"])
+    def test_a_list_of_rows_of_different_lengths_says_what_to_pass(self, make: Any) -> None:
+        with pytest.raises(SchemaError, match=r"object_column\(rows\) or rlio\.Ragged"):
+            SampleBatch(tokens=[make([1, 2]), make([3])])
 
     def test_a_row_longer_than_the_length_is_refused_and_not_cut(self) -> None:
         with pytest.raises(OptionError, match=r"length=2: row 0 has 3 items"):
@@ -244,6 +279,12 @@ class TestShards:
             writer.write(prompts(3, 3))
         assert len(load(root)) == 6
 
+    def test_a_column_whose_first_rows_had_one_length_says_why_it_takes_no_others(self) -> None:
+        with rlio.ParquetWriter(fresh_root(), spool=None) as writer:
+            writer.write(SampleBatch(tokens=[np.arange(2), np.arange(2)]))
+            with pytest.raises(SchemaConflict, match=r"first batch of a writer decides.*object_column"):
+                writer.write(SampleBatch(tokens=object_column([np.arange(2), np.arange(3)])))
+
     def test_writers_of_other_kinds_share_a_root(self) -> None:
         """As those of earlier versions, which stored arrays as JSON."""
         others = [
@@ -285,6 +326,21 @@ class TestShards:
         ):
             with pytest.raises(CorruptData):
                 from_arrow(array, spec)
+
+    def test_lists_whose_offsets_lie_are_damage(self) -> None:
+        items = pa.array([1, 2, 3], pa.int32())
+        for offsets in ([0, 2, 1], [0, 3, 2], [0, 2, 7], [-1, 1, 2], [0, 1, -(2**31)]):
+            buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
+            with pytest.raises((CorruptData, pa.ArrowInvalid)):
+                from_arrow(
+                    pa.ListArray.from_buffers(pa.list_(pa.int32()), 2, buffers, children=[items]), TOKENS
+                )
+
+    def test_rows_of_a_store_that_are_not_made_of_items_are_damage(self) -> None:
+        heap = TextHeap(TOKENS, arrays=RamArrays(), name="x", capacity=4, ring=False)
+        heap.append(np.arange(2), Ragged(np.zeros(10, np.uint8), np.array([0, 4, 10])))
+        with pytest.raises(CorruptData, match="items of 4 bytes"):
+            heap.gather(np.arange(2))
 
 
 class TestOtherForms:
@@ -344,6 +400,44 @@ class TestOtherForms:
                     assert same_objects(boxes, np.full((t % 3, 2), t, np.uint8))
                 assert Ragged.of(batch["tokens"]).lengths.tolist() == [t % 5 for t in batch["t"]]
         assert sorted(seen) == list(range(200))
+
+    @pytest.mark.parametrize("chunk", [1, 7, 64])
+    def test_a_store_holds_them_in_chunks_of_any_size(self, chunk: int, monkeypatch: Any) -> None:
+        monkeypatch.setattr(texts, "_CHUNK", chunk)
+        batch = prompts(60, notes=object_column("n" * (n % 4) for n in range(60)))
+        with rlio.ReplayStore.open(store(batch)) as stock:
+            assert_identical(stock.epochs(batch_size=60, shuffle=False, epochs=1).sample(), batch)
+            drawn = stock.uniform(batch_size=200, seed=0).sample()
+        for t, row, note in zip(drawn["t"], drawn["tokens"], drawn["notes"], strict=True):
+            assert same_objects(row, np.full(t % 5, t, np.int32))
+            assert note == "n" * (t % 4)
+
+    @pytest.mark.parametrize("cache", ["none", "memory"])
+    def test_reading_them_calls_no_function_for_a_row(self, cache: Any) -> None:
+        counts = []
+        for rows in (500, 10_000):
+            ends = np.arange(rows + 1)
+            column = Ragged(np.arange(rows, dtype=np.int32), ends)
+            root = store(SampleBatch(tokens=column, logps=Ragged(np.ones(rows, np.float32), ends)))
+            calls = itertools.count()
+            threading.setprofile(count := lambda *_, calls=calls: next(calls) and None)
+            sys.setprofile(count)
+            try:
+                with rlio.DatasetReader(root, epochs=1, batch_size=rows, cache=cache) as reader:
+                    found = Ragged.of(reader.sample()["tokens"])
+            finally:
+                sys.setprofile(None)
+                threading.setprofile(None)
+            assert found.values.tolist() == list(range(rows))
+            counts.append(next(calls))
+        assert counts[1] - counts[0] < 1000
+
+    def test_rows_that_fill_up_sequences_have_no_items(self) -> None:
+        ids = {"eps_id": np.repeat([0, 1], [2, 4]), "notes": object_column(list("abcdef"))}
+        with rlio.ReplayStore.open(store(prompts(6, **ids))) as stock:
+            batch = stock.epochs(batch_size=2, shuffle=False, epochs=1, draw=rlio.Sequences(4)).sample()
+        assert Ragged.of(batch["tokens"]).lengths.tolist() == [0, 1, 0, 0, 2, 3, 4, 0]
+        assert batch["notes"].tolist() == ["a", "b", None, None, "c", "d", "e", "f"]
 
     def test_a_live_ring_overwrites_them(self) -> None:
         with rlio.ReplayStore(capacity=50) as ring:

@@ -18,6 +18,7 @@ from rlio.log.spool import SpoolLike, parse_spool
 from rlio.log.wal import Buffer, Sync
 from rlio.schemas.provenance import Provenance
 from rlio.schemas.schema import Schema
+from rlio.source.videos import keep_videos
 from rlio.storage.filesystem import Storage
 from rlio.writer import OutputWriter
 from rlio.writers.background import AgeTimer
@@ -101,6 +102,8 @@ class DatasetWriter(OutputWriter):
         if self._publisher.log is not None:  # After a failed sync, only publishing makes rows safe.
             self._publisher.log.on_failure = self._on_timer
         self._episodes = EndedEpisodes()
+        #: Digests of the videos that the root has, of the rows that were written.
+        self._videos: set[bytes] = set()
         # Whether a `write()` was interrupted: the rows of its batch in memory are then unknown.
         self._interrupted = False
         super().__init__()  # Last: from here on the exit hook may close the writer, which needs all of it.
@@ -163,6 +166,8 @@ class DatasetWriter(OutputWriter):
         seen = self._episodes.check(batch, schema) if parts else {}
         if schema is not encoder.schema:
             publisher.check_schema(schema)
+        if schema.has_videos:
+            keep_videos(batch, self.storage, self._videos)
         encoder.start()
         try:
             if schema is not encoder.schema:

@@ -16,6 +16,7 @@ __all__ = ["PARTS", "part"]
 #: Name -> module, in the order in which they run.
 PARTS = {
     "files": "files",
+    "llm": "llm",
     "formats": "formats",
     "batches": "batches",
     "images": "images",

@@ -25,6 +25,7 @@ import numpy as np
 from rlio.batch.columns import Columns
 from rlio.batch.encoded_picture import is_encoded
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.ragged import Ragged
 from rlio.errors import OptionError, SchemaError, excerpt
 
 __all__ = [
@@ -102,10 +103,10 @@ def object_column(rows: Iterable[Any]) -> np.ndarray:
 def as_column(name: str, value: Any) -> Column:
     """Convert a user's value for column ``name`` to a column.
 
-    Arrays and tensors are kept, not copied. A number is one row. Lists become arrays as in NumPy (int64,
-    float64, bool). Lists of str, bytes, dicts or None, and every list of ``infos``, become 1-D object arrays.
-    Columns of tables (pandas, Polars, Arrow) become arrays of their dtype, and lists in them rows of one
-    shape.
+    Arrays and tensors are kept, not copied; `rlio.Ragged` gives its rows. A number is one row. Lists become
+    arrays as in NumPy (int64, float64, bool). Lists of str, bytes, dicts or None, and every list of
+    ``infos``, become 1-D object arrays. Columns of tables (pandas, Polars, Arrow) become arrays of their
+    dtype, and lists in them rows of one shape.
 
     Raises:
         SchemaError: ``value`` is not a column, is a list of rows of several shapes, or a table's column with
@@ -113,6 +114,8 @@ def as_column(name: str, value: Any) -> Column:
     """
     if isinstance(value, np.ndarray) or is_tensor(value):
         return value if value.ndim else value.reshape(1)
+    if isinstance(value, Ragged):
+        return value.rows()
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -188,16 +191,16 @@ def table_columns(table: Any) -> dict[str, Any]:
 def _from_list(name: str, rows: list[Any]) -> Column:
     if name == Columns.INFOS:
         return object_column(rows)
-    if rows and is_tensor(rows[0]):
-        import torch
-
-        return torch.stack(rows)
     try:
+        if rows and is_tensor(rows[0]):
+            import torch
+
+            return torch.stack(rows)
         array = np.array(rows)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise SchemaError(
-            f"the {len(rows)} rows of a list have different shapes ({error}): give rows of one shape, or an "
-            "object array (rlio.batch.object_column)",
+            f"the {len(rows)} rows of a list have different shapes ({error}): give rows of one shape; or, in "
+            "every batch, arrays of different lengths as rlio.batch.object_column(rows) or rlio.Ragged",
             column=name,
         ) from error
     return object_column(rows) if array.dtype.kind in "OUS" else array

@@ -22,6 +22,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure, path_text, unflatten
+from rlio.batch.ragged import item_type
 from rlio.errors import OptionError, SchemaError, excerpt
 
 __all__ = ["BatchBuilder", "MultiAgentBatchBuilder", "Postprocess"]
@@ -246,6 +247,12 @@ def _copy_leaf(leaf: Any) -> Any:
     return copy.deepcopy(leaf) if isinstance(leaf, list) else leaf
 
 
+def _is_texts(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "US" and value.ndim > 0
+    return isinstance(value, list) and len(value) > 0 and {*map(type, value)} <= {str}
+
+
 def _column(name: str, rows: list[Any]) -> Any:
     """One column of the values of ``rows``, with the same nesting."""
     if name == Columns.INFOS or not isinstance(rows[0], (dict, tuple)):
@@ -260,12 +267,14 @@ def _column(name: str, rows: list[Any]) -> Any:
 
 def _leaf(name: str, values: list[Any]) -> Any:
     if name == Columns.INFOS or any(
-        value is None or isinstance(value, (str, bytes, dict)) for value in values
+        value is None or isinstance(value, (str, bytes, dict)) or _is_texts(value) for value in values
     ):
         return object_column(values)
     try:
         array = np.array(values)
     except ValueError as error:
+        if item_type(rows := object_column(values)) is not None:
+            return rows  # Of different lengths: `rlio.Ragged`.
         raise SchemaError(f"the values have different shapes: {error}", column=name) from error
     # NumPy makes floats or objects of integers beyond int64, such as the upper half of uint64.
     if array.dtype.kind in "fuO" and all(type(value) is int for value in values):

@@ -11,7 +11,6 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -25,7 +24,7 @@ from rlio.batch.multi_agent import (
     step_numbers,
 )
 from rlio.batch.nested import leaves, path_text
-from rlio.batch.rows import boundaries
+from rlio.batch.rows import boundaries, episode_bounds
 from rlio.batch.sample_batch import SampleBatch
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.support.options import check_choice
@@ -222,7 +221,7 @@ def _check_enough(n: int, total: int, unit: str) -> None:
 def _ends(batch: SampleBatch, unit: str) -> list[int]:
     """The steps at which sequences or episodes end, 0 first."""
     if unit == "episodes":
-        return [0, *accumulate(part.count for part in batch.split_by_episode())]
+        return episode_bounds(batch) or [0]
     if Columns.SEQ_LENS not in batch:
         raise MissingColumn("a batch without seq_lens has no sequences to count", column=Columns.SEQ_LENS)
     bounds: list[int] = boundaries(batch._lens()).tolist()

@@ -1,4 +1,4 @@
-"""Encodes and decodes columns of pictures, with Pillow (extra ``images``).
+"""Encodes and decodes columns of pictures, with Pillow (extra ``images``). Videos decode their own frames.
 
 Example:
     >>> frames = np.zeros((2, 8, 9, 3), np.uint8)
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
-from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
+from rlio.batch.encoded_picture import Codec, EncodedPicture, FrameStream, VideoFrame, is_encoded
 from rlio.batch.multi_agent import MultiAgentBatch
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.pictures import encode_png, pillow
@@ -151,7 +151,7 @@ def decode_batch(
     for name, column in batch.items():
         for _, leaf in leaves(column):
             if is_encoded(leaf) and not (keep is not None and keep(leaf[0])):
-                if name != Columns.NEXT_OBS and not all(picture.data for picture in leaf.tolist()):
+                if name != Columns.NEXT_OBS and any(picture.is_none for picture in leaf.tolist()):
                     raise CorruptData("a row has no picture, and only new_obs may be missing", column=name)
                 columns.append(leaf)
     if not columns:
@@ -168,19 +168,29 @@ def _decoded(columns: Sequence[NDArray[Any]]) -> list[NDArray[np.uint8]]:
         np.zeros((len(column), *(column[0].shape if len(column) else ())), np.uint8) for column in columns
     ]
     first: dict[int, tuple[NDArray[np.uint8], int]] = {}
+    frames: dict[FrameStream, dict[int, list[tuple[NDArray[np.uint8], int]]]] = {}
     for values, column in zip(made, columns, strict=True):
         for row, picture in enumerate(column.tolist()):
+            if picture.shape != values.shape[1:]:
+                raise CorruptData(f"picture {row} has the shape {picture.shape}, expected {values.shape[1:]}")
+            if isinstance(picture, VideoFrame):
+                frames.setdefault(picture.stream, {}).setdefault(picture.time, []).append((values, row))
+                continue
             if id(picture) in first:
                 other, place = first[id(picture)]
                 values[row] = other[place]
                 continue
-            if picture.shape != values.shape[1:]:
-                raise CorruptData(f"picture {row} has the shape {picture.shape}, expected {values.shape[1:]}")
             if picture.data:
                 values[row] = _opened(row, picture.data, picture.codec, picture.shape, np.asarray).reshape(
                     picture.shape
                 )
             first[id(picture)] = values, row
+    for stream, places in frames.items():
+        times = sorted(places)  # A video is decoded in its own order.
+        shape = places[times[0]][0][0].shape[1:]
+        for time, frame in zip(times, stream.frames(times, shape), strict=True):
+            for values, row in places[time]:
+                values[row] = frame
     return made
 
 
@@ -189,6 +199,8 @@ def _opened(
 ) -> Any:
     """What ``use`` makes of an opened picture, whose header has the shape."""
     image, format = pillow(), codec.upper()
+    if codec == "video":
+        raise CorruptData(f"picture {number} is a frame of a video that is not known here")
     try:
         with image.open(io.BytesIO(data), formats=(format,)) as opened:
             # The header says the size: what is too large is refused before it is decoded.

@@ -102,6 +102,25 @@ class Ragged:
             return None
         return cls(values, _ends(rows)) if values.shape[1:] == item else None
 
+    @classmethod
+    def from_padded(cls, values: NDArray[Any], mask: NDArray[np.bool_]) -> Ragged:
+        """A copy of the items of padded rows: the inverse of `to_padded`.
+
+        Args:
+            values: Shape (rows, length, *item).
+            mask: Shape (rows, length), bool: True where an item is, at any places of a row.
+
+        Raises:
+            SchemaError: The shapes do not fit, or the mask is not bool.
+        """
+        values, mask = np.asarray(values), np.asarray(mask)
+        if mask.ndim != 2 or mask.dtype != bool or values.shape[:2] != mask.shape:
+            raise SchemaError(
+                f"found values of shape {values.shape} and a mask of {mask.dtype} and shape {mask.shape}, "
+                "expected shapes (rows, length, ...) and (rows, length), and bool"
+            )
+        return cls(values[mask], np.cumsum([0, *mask.sum(axis=1)]))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -48,6 +48,7 @@ __all__ = [
     "boundaries",
     "cut",
     "cuts",
+    "episode_bounds",
     "generator",
     "iterate",
     "pad",
@@ -167,6 +168,11 @@ def _slices(batch: BatchT, at: list[int]) -> list[BatchT]:
 
 def split_by_episode(batch: BatchT, key: str | None) -> list[BatchT]:
     """Cut ``batch`` into episodes; see `SampleBatch.split_by_episode`."""
+    return _slices(batch, episode_bounds(batch, key))
+
+
+def episode_bounds(batch: SampleBatch, key: str | None = None) -> list[int]:
+    """The steps at which the episodes of a batch begin, and its number of steps; [] without rows."""
     if key not in (None, Columns.EPS_ID, Columns.DONES):
         raise OptionError(f"split_by_episode(key={excerpt(key)}): expected 'eps_id', 'dones' or None")
     if key is None:
@@ -184,7 +190,7 @@ def split_by_episode(batch: BatchT, key: str | None) -> list[BatchT]:
     if change.ndim > 1:
         change = change.any(axis=tuple(range(1, change.ndim)))
     ends = np.flatnonzero(change) + 1
-    return _slices(batch, [0, *ends.tolist(), len(values)])
+    return [0, *ends.tolist(), len(values)]
 
 
 def shuffle(batch: BatchT, seed: int | np.random.Generator | None) -> BatchT:

@@ -231,7 +231,8 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_state(**state)
-        self._columns = self._map(SwappedArray.unwrap)
+        if not all(type(column) is np.ndarray for column in self._columns.values()):
+            self._columns = self._map(SwappedArray.unwrap)
 
     # ---- the mapping ----
 

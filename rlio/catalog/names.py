@@ -29,6 +29,7 @@ __all__ = [
     "MAX_ROWS",
     "MAX_SHARD_BYTES",
     "SCHEMA_DIR",
+    "VIDEO_DIR",
     "WAL_DIR",
     "ShardName",
     "Suffix",
@@ -45,12 +46,15 @@ __all__ = [
     "sealed_name",
     "shard_path",
     "trim_name",
+    "video_path",
     "writer_dir",
 ]
 
 HEADER: Final = "_rlio.json"
 SCHEMA_DIR: Final = "_schema"
 DATA_DIR: Final = "data"
+#: Folder of the videos whose frames are rows.
+VIDEO_DIR: Final = "_videos"
 #: Folder that early versions left as a hint for readers: it is not used, and `gc` removes it.
 INDEX_DIR: Final = "_index"
 WAL_DIR: Final = "_wal"
@@ -258,6 +262,11 @@ def schema_path(schema_hash: str) -> str:
     if _SCHEMA_HASH.fullmatch(schema_hash) is None:
         raise OptionError(f"schema hash {excerpt(schema_hash)}: expected 8 to 64 lower-case hex digits")
     return f"{SCHEMA_DIR}/{schema_hash}.json"
+
+
+def video_path(digest: str) -> str:
+    """Return the path of the video with that digest (32 lower-case hex digits), relative to the root."""
+    return f"{VIDEO_DIR}/{digest}.mp4"
 
 
 def sealed_name(rows: int) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
-from rlio.batch.encoded_picture import is_encoded
+from rlio.batch.encoded_picture import EncodedPicture, is_encoded
 from rlio.batch.nested import leaves
 from rlio.batch.picture_codecs import decode_batch
 from rlio.catalog.commit import read_header
@@ -50,6 +50,7 @@ from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.opening import dataset_on
 from rlio.schemas.provenance import Provenance
+from rlio.schemas.schema import leaf_name
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
 from rlio.support.isolation import Isolation, call_isolated
@@ -71,6 +72,8 @@ DigestsOf = Callable[[], Digests]
 # Bytes of rows that become one shard, which ends where an episode does: what is stored is whole episodes.
 _SHARD_BYTES = 128 << 20
 _MAX_ENCODED = 256 << 20
+# So many bytes of decoded frames of videos count as one of a shard.
+_VIDEO_SHARE = 64
 _PROVENANCE = tuple(field.name for field in fields(Provenance))
 
 
@@ -459,6 +462,16 @@ def _codecs(batch: Batch) -> dict[tuple[Any, ...], str]:
     }
 
 
+def _videos_of(batch: Batch) -> Iterator[tuple[str, EncodedPicture, int]]:
+    """The columns of frames of videos, ``new_obs`` as ``obs``: its name, first frame, and rows."""
+    for rows in batch.policies().values():
+        for name, column in rows.items():
+            own = Columns.OBS if name == Columns.NEXT_OBS else name
+            for path, leaf in leaves(column):
+                if is_encoded(leaf) and leaf[0].codec == "video":
+                    yield leaf_name(own, path), leaf[0], len(leaf)
+
+
 class _DatasetTarget:
     """A data set of rlio.
 
@@ -533,6 +546,9 @@ class _DatasetTarget:
         """Add rows; gives what makes their digests."""
         if self._as_frames:
             rows = decode_batch(rows)
+        elif self._pictures:
+            chosen = {id(first) for name, first, _ in _videos_of(rows) if name in self._pictures}
+            rows = decode_batch(rows, keep=lambda picture: id(picture) not in chosen)
         self._add(part, rows)
         return partial(digests_of_rows, rows) if isinstance(rows, SampleBatch) else None
 
@@ -551,7 +567,9 @@ class _DatasetTarget:
             self._store()
         self._pending.append(rows)
         self._pending_part = part
-        self._bytes += rows.size_bytes()
+        # A shard of frames of videos is small, but has the footer of as many row groups as one of frames.
+        shown = sum(rows_of * first.nbytes for _, first, rows_of in _videos_of(rows))
+        self._bytes += rows.size_bytes() + shown // _VIDEO_SHARE
         self.written += count
 
     def _store(self, report: ImportReport | None = None) -> None:

@@ -47,8 +47,8 @@ Digests: TypeAlias = dict[str, bytes]
 _Leaves: TypeAlias = dict[tuple[Any, ...], NDArray[Any]]
 
 _EVERYTHING = Holds()
-# After the name of a column: the digest of the files of its encoded pictures. That of the column itself is of
-# their frames, so that both are compared, and files with frames.
+# After the name of a column: the digest of the files of the encoded pictures of a leaf. That of the column
+# itself is of their frames, so that both are compared, and files with frames, or with frames of videos.
 _FILES: Final = "\0files"
 # Pictures that are decoded at once.
 _PICTURES: Final = 64
@@ -126,11 +126,11 @@ def _failure(what: str, uri: str, record: int | None, column: str | None = None)
 
 def _compare(what: str, a: Mapping[str, bytes], b: Mapping[str, bytes], uri: str, record: int | None) -> None:
     for column in [*a, *b]:
-        if column.endswith(_FILES) and not (column in a and column in b):
-            continue  # One side has the frames.
+        if _FILES in column and not (column in a and column in b):
+            continue  # One side has the frames, or files of another kind.
         if a.get(column) != b.get(column):
             lacks = "is absent" if column not in b else "is new" if column not in a else "differs"
-            raise _failure(f"{what}: the column {lacks}", uri, record, column.removesuffix(_FILES))
+            raise _failure(f"{what}: the column {lacks}", uri, record, column.partition(_FILES)[0])
 
 
 # ---- what is compared ----
@@ -294,7 +294,9 @@ class RowDigests:
                     self._found[key] = hashlib.blake2b(f"{dtype.str}{shape}".encode())
                 _feed_rows(self._found[key], array)
                 if is_encoded(array):
-                    _feed_files(self._found.setdefault(key + _FILES, hashlib.blake2b()), array)
+                    _feed_files(
+                        self._found.setdefault(_key_of_files(key, (), array), hashlib.blake2b()), array
+                    )
 
     def digests(self) -> Digests:
         """Column of a policy -> digest."""
@@ -313,12 +315,16 @@ def _digests(found: _Leaves, holds: Holds) -> Digests:
             made[path[0]] = hashlib.blake2b(digest_size=16)
         _feed_column(made[path[0]], path[1:], array, holds)
         if is_encoded(array):
-            files = made.setdefault(path[0] + _FILES, hashlib.blake2b(digest_size=16))
-            files.update(repr(path[1:]).encode())
+            files = made.setdefault(_key_of_files(path[0], path[1:], array), hashlib.blake2b(digest_size=16))
             _feed_files(files, array)
     # In the order of the columns, for messages.
-    names = dict.fromkeys(name for path in found for name in (path[0], path[0] + _FILES))
-    return {name: made[name].digest() for name in names if name in made}
+    order = {path[0]: number for number, path in enumerate(found)}
+    names = sorted(made, key=lambda name: order[name.partition(_FILES)[0]])
+    return {name: made[name].digest() for name in names}
+
+
+def _key_of_files(column: str, path: tuple[Any, ...], array: NDArray[Any]) -> str:
+    return f"{column}{_FILES}{path!r}" + (" of videos" if array[0].codec == "video" else "")
 
 
 def _feed_column(digest: Any, path: tuple[Any, ...], array: NDArray[Any], holds: Holds) -> None:

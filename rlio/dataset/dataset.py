@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
+from rlio.catalog.names import VIDEO_DIR
 from rlio.errors import (
     MissingColumn,
     OptionError,
@@ -430,7 +431,12 @@ class Dataset(DatasetSnapshot):
             if vars(self).get("_table") is None:
                 self._table = episodes_of(self, lambda: index)
             survey.keep(self, cache_folder)
-        return survey.stored(bytes=self.bytes(), files=len(self.segments))
+        has_videos = any(schema.has_videos for schema in self.schemas.values())
+        videos = self.storage.list(VIDEO_DIR) if has_videos else []
+        return survey.stored(
+            bytes=self.bytes() + sum(entry.size or 0 for entry in videos),
+            files=len(self.segments) + len(videos),
+        )
 
     def to_hf(
         self,

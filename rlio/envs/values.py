@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.batch.arrays import is_tensor
+from rlio.batch.arrays import is_tensor, object_column
 from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.batch.nested import path_text, unflatten
@@ -42,6 +42,7 @@ __all__ = [
     "as_info",
     "as_reward",
     "as_rewards",
+    "as_text",
     "cast_whole",
     "fitted",
     "has_true",
@@ -49,6 +50,7 @@ __all__ = [
     "is_plain",
     "on_host",
     "own_leaves",
+    "text_column",
 ]
 
 #: Batches hold rewards as float32, which learners compute in.
@@ -74,6 +76,30 @@ def in_numpy(value: Any) -> NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("a masked array: which numbers stand for the masked ones is unknown")
     return np.asarray(value.detach().cpu() if is_tensor(value) else value)
+
+
+def as_text(value: Any) -> Any:
+    """A copy of a text, of bytes, or of a list, tuple or array of texts; None: it is no such value.
+
+    They are kept as objects: a buffer of the dtype of the first text would cut longer ones.
+    """
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return value
+    if isinstance(value, np.str_ | np.bytes_):
+        return value.item()
+    if kind is np.ndarray and value.dtype.kind in "US":
+        return value.copy() if value.ndim else value.item()
+    return value[:] if kind in (list, tuple) and {*map(type, value)} <= {str} else None
+
+
+def text_column(values: Any) -> NDArray[Any] | None:
+    """Rows that `as_text` takes, as objects, shape (rows,); None: they are something else."""
+    is_listed = type(values) in (list, tuple) or (type(values) is np.ndarray and values.ndim > 0)
+    if not is_listed or not len(values):
+        return None
+    rows = [as_text(value) for value in values]
+    return None if any(row is None for row in rows) else object_column(rows)
 
 
 def fitted(leaf: Leaf, value: Any, *, column: str, giver: str, rows: int | None = None) -> Any:

@@ -122,7 +122,7 @@ class ColumnInfo:
     @property
     def is_read(self) -> bool:
         """Whether the range is known, or the column has none."""
-        is_ragged = self.dtype.endswith("]")
+        is_ragged = self.dtype.endswith(("]", ")"))
         has_range = not is_ragged and np.dtype(self.dtype).kind in "biuf" and 0 not in self.shape
         if self.name.split("/")[0] == Columns.NEXT_OBS:
             return True
@@ -535,6 +535,8 @@ def _columns(
 
 def _shown_type(spec: ColumnSpec) -> str:
     """The dtype of a column; of rows of any length, that of their items, as ``int32[n]``."""
+    if spec.structure is not None:
+        return repr(spec.structure)
     if spec.items is not None:
         return f"{spec.items.numpy.name}[{', '.join(('n', *map(str, spec.items.shape)))}]"
     return "str" if spec.kind == "text" else spec.numpy.name

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
+from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.catalog.commit import put_shard
 from rlio.catalog.listing import Segment, ShardRef
 from rlio.catalog.names import schema_path
@@ -16,6 +18,7 @@ from rlio.maintenance.merging import ParquetMerger, open_whole, with_writer_colu
 from rlio.schemas.parquet import Compression
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.source.shards import ParquetShard
+from rlio.source.videos import Videos, keep_videos
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
 from rlio.support.options import check_choice, check_count, set_options
@@ -163,6 +166,13 @@ def identities(storage: Storage, segments: list[Segment]) -> dict[Segment, Ident
     return dict(zip(segments, found, strict=True))
 
 
+def _keep_videos(
+    videos: Videos, target: Storage, kept: set[bytes], batch: SampleBatch | MultiAgentBatch
+) -> None:
+    """Copy the videos whose frames are rows, unless the root of the new shards has them."""
+    keep_videos(videos.known(batch), target, kept)
+
+
 def merged(
     source: Storage,
     segments: list[Segment],
@@ -208,6 +218,7 @@ def merged(
             compression=options.compression,
             max_bytes=options.max_bytes,
             publish=publish,
+            keep=partial(_keep_videos, Videos(source), target, set()) if schema.has_videos else None,
         )
         files = each(source, lambda part: open_whole(source, part.ref), segments, ahead=_SHARDS_AHEAD)
         for segment, file in zip(segments, files, strict=True):

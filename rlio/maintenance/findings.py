@@ -35,6 +35,7 @@ CODES: Final[Mapping[str, Severity]] = MappingProxyType(
         "group-crc": "error",
         "group-malformed": "error",
         "file-crc": "error",
+        "video-damaged": "error",
         "line-damaged": "error",
         "line-malformed": "error",
         "provenance-damaged": "error",

@@ -84,6 +84,7 @@ class ParquetMerger:
         compression: Compression of the pages.
         max_bytes: Size at which a shard is finished.
         publish: Stores an encoded shard.
+        keep: Called with the rows of each row group before they are in a shard; None: nothing is.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class ParquetMerger:
         compression: Compression,
         max_bytes: int,
         publish: Callable[[NewShard], None],
+        keep: Callable[[SampleBatch | MultiAgentBatch], None] | None = None,
     ) -> None:
-        self._schema = schema
+        self._schema, self._keep = schema, keep
         self._maker = ShardMaker(
             publish,
             roll=Roll(max_bytes=max_bytes, max_seconds=None),
@@ -142,6 +144,8 @@ class ParquetMerger:
 
     def _add_group(self, group: DecodedGroup, skip: int, writer: str | None) -> None:
         batch = to_batch(group)
+        if self._keep is not None:
+            self._keep(batch)
         rows = {
             pid: _Rows(self._schema.policies[pid], pid, part, writer)
             for pid, part in batch.policies().items()

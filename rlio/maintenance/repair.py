@@ -44,7 +44,7 @@ logger: logging.Logger = logging.getLogger("rlio")
 ActionKind: TypeAlias = Literal["header-written", "schema-written", "quarantined", "log-recovered"]
 
 # Not the fault of the shard, or not for repair to judge: these are left alone.
-_LEFT_ALONE = frozenset({"vanished", "unreadable", "unsafe", "schema-file-missing"})
+_LEFT_ALONE = frozenset({"vanished", "unreadable", "unsafe", "schema-file-missing", "video-damaged"})
 # The repairs of one pass may allow more: a restored schema makes lines readable.
 _PASSES = 4
 _MAX_OBJECT = 1 << 32

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from rlio.catalog.commit import HEADER_BYTES, read_header
 from rlio.catalog.listing import Listing
-from rlio.catalog.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, WAL_DIR
+from rlio.catalog.names import DATA_DIR, HEADER, INDEX_DIR, SCHEMA_DIR, VIDEO_DIR, WAL_DIR
 from rlio.errors import CorruptData, DataNotFound, SchemaConflict, UnsafeData, excerpt
 from rlio.following.marks import PROGRESS_DIR, parse_mark_path
 from rlio.maintenance.findings import Findings
@@ -28,6 +28,7 @@ __all__ = ["QUARANTINE_DIR", "SchemaFiles", "check_header", "check_strays", "rea
 QUARANTINE_DIR = "_quarantine"
 
 _SCHEMA_PATH = re.compile(rf"{SCHEMA_DIR}/([0-9a-f]{{16}})\.json")
+_VIDEO_PATH = re.compile(rf"{VIDEO_DIR}/[0-9a-f]{{32}}\.mp4")
 _MAX_HEADER = 64 << 10
 
 #: Folder -> code and text of the finding that counts its objects.
@@ -151,7 +152,9 @@ def check_strays(storage: Storage, listing: Listing, findings: Findings) -> list
                 findings.add(
                     "stray", "the name is not that of a progress mark", uri=storage.uri_of(entry.path)
                 )
-        elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, WAL_DIR):
+        elif top == VIDEO_DIR and not _VIDEO_PATH.fullmatch(entry.path):
+            findings.add("stray", "the name is not that of a video", uri=storage.uri_of(entry.path))
+        elif entry.path != HEADER and top not in (DATA_DIR, SCHEMA_DIR, VIDEO_DIR, WAL_DIR):
             findings.add("foreign", "it is not part of a data set", uri=storage.uri_of(entry.path))
     for folder, (code, what) in _COUNTED.items():
         if counted[folder]:

@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.arrays import to_numpy
 from rlio.catalog.listing import ShardRef
-from rlio.errors import CorruptData, DataNotFound, RlioError, UnsafeData
+from rlio.catalog.names import VIDEO_DIR
+from rlio.errors import CorruptData, DataNotFound, MissingExtra, RlioError, UnsafeData
 from rlio.maintenance.findings import Findings
 from rlio.schemas.batches import pictures_decoded, to_batch
 from rlio.schemas.json_lines import SchemaLookup
 from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import ShardFile
 from rlio.source.json_shard import JsonShard
+from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
 
 __all__ = ["Part", "Rows", "ShardScan", "UnknownSchema", "flat_column", "unit_of"]
@@ -64,9 +66,13 @@ class ShardScan:
     schema: Schema | None = None
     intact: list[range] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
+    _videos: Videos = field(init=False)
     # CRC-32 of the bytes from the first to this position.
     _position: int = 0
     _crc32: int = 0
+
+    def __post_init__(self) -> None:
+        self._videos = Videos(self.storage)
 
     @property
     def is_clean(self) -> bool:
@@ -186,13 +192,18 @@ class ShardScan:
         with self._reading(count, lambda error: self._code_of_group(file, index, error), record=index):
             group = file.read_group(index, batches=True)
             try:
-                batch = pictures_decoded(to_batch(group), self.uri, index)
+                batch = to_batch(group)
+                if group.schema.has_videos:
+                    batch = self._videos.known(batch)
+                batch = pictures_decoded(batch, self.uri, index)
                 found, unit = count_units(batch, unit_of(group.schema)), unit_of(group.schema)
                 if found != group.info.units:
                     raise CorruptData(
                         f"the row group has {found} {unit} and its shard says {group.info.units}"
                     )
                 listed = group.policies()
+            except MissingExtra:  # It says nothing of the rows.
+                raise
             except RlioError as error:
                 self._found_error("group-malformed", error, count, record=index)
                 return None
@@ -292,6 +303,8 @@ class ShardScan:
         self.findings.add(code, message, uri=self.uri, record=record, rows=rows)
 
     def _found_error(self, code: str, error: RlioError, rows: int, *, record: int | None = None) -> None:
+        if error.uri is not None and error.uri.startswith(self.storage.uri_of(f"{VIDEO_DIR}/")):
+            code = "video-damaged"
         self.codes.add(code)
         self.findings.add_error(code, error, uri=self.uri, record=record, rows=rows)
 

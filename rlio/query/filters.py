@@ -893,8 +893,8 @@ def _example(spec: ColumnSpec) -> NDArray[Any]:
     """One row of a column."""
     if spec.kind == "text":
         return np.array([b"" if spec.dtype[1] == "S" else ""])
-    if spec.items is not None:
-        return object_rows([np.zeros((0, *spec.items.shape), spec.items.numpy)])
+    if spec.kind in ("ragged", "nested"):
+        return object_rows([spec.empty_row])
     return np.array([{}], object) if spec.kind == "json" else np.zeros((1, *spec.shape), spec.numpy)
 
 

@@ -45,6 +45,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _TABLE_MAX = 1024
 # Positions to compute at a time: three scratch arrays of uint32 stay in the second-level cache.
 _BLOCK = 16_384
+_FROM_ZERO = np.arange(_BLOCK)
 # With four rounds, positions one base apart keep a constant distance too often: chi-square 27,000 instead of
 # 64 over 64 bins, 2,000 seeds, n=1025. With six it looks like NumPy's shuffle, at 3/4 of the speed.
 _ROUNDS = 6
@@ -105,17 +106,27 @@ class Permutation:
     def __repr__(self) -> str:
         return f"Permutation(n={self.n})"
 
-    def take(self, start: int, stop: int) -> IntArray:
-        """Return the values at positions ``start`` to ``stop - 1``: int64, a fresh array.
+    def take(self, start: int, stop: int, *, out: IntArray | None = None) -> IntArray:
+        """Return the values at positions ``start`` to ``stop - 1``: int64, a fresh array, or ``out``.
+
+        Args:
+            start: First position.
+            stop: Position after the last.
+            out: Where to write them, shape (stop - start,), int64.
 
         Raises:
             OptionError: Not ``0 <= start <= stop <= n``.
         """
         if not 0 <= start <= stop <= self.n:
             raise OptionError(f"take({start}, {stop}): expected positions from 0 to {self.n}")
+        found = np.empty(stop - start, np.int64) if out is None else out
         if self._table is not None:
-            return self._table[start:stop].copy()
-        return self._permuted(np.arange(start, stop))
+            found[:] = self._table[start:stop]
+            return found
+        for low in range(0, len(found), _BLOCK):
+            part = found[low : low + _BLOCK]
+            np.add(_FROM_ZERO[: len(part)], start + low, out=part)
+        return self._permuted(found)
 
     def at(self, positions: npt.ArrayLike) -> IntArray:
         """Return the values at ``positions``: int64 of the same shape, a fresh array.

@@ -224,7 +224,7 @@ class EnvRows:
                     "before",
                     column=name,
                 )
-            buffer[self.count] = given
+            buffer[self.count] = given if given.dtype != object else given.item()
 
     def batch(self) -> SampleBatch:
         """The rows: views, except for ``eps_id`` and ``t``."""

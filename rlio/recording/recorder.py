@@ -21,7 +21,7 @@ from rlio.batch.nested import path_text
 from rlio.catalog.commit import read_header
 from rlio.dataset.dataset import Dataset
 from rlio.envs.leaves import Leaf
-from rlio.envs.values import as_info, in_numpy
+from rlio.envs.values import as_info, as_text, in_numpy, text_column
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, SchemaError, excerpt
 from rlio.resolve import IOContext, registered_output, resolve_output
 from rlio.schemas.json_values import check_text, check_value, plain_array
@@ -48,6 +48,7 @@ __all__ = [
     "as_extra",
     "check_names",
     "check_object",
+    "extra_rows",
     "stored_info",
 ]
 
@@ -286,11 +287,17 @@ def as_extra(name: str, value: Any) -> NDArray[Any]:
     """A copy of a value given to ``record``; tensors may be on any device, with or without gradients.
 
     A Python float becomes a float32, because its type does not show its precision, and policies compute in
-    float32.
+    float32. Texts, bytes and lists of texts are objects, shape ().
 
     Raises:
-        SchemaError: It is not an array of numbers, or its dtype has no stored form.
+        SchemaError: It is not an array of numbers or texts, or its dtype has no stored form.
     """
+    text = as_text(value)
+    if text is not None:
+        check_object_value(text, name)
+        made = np.empty((), object)
+        made[()] = text
+        return made
     try:
         found = (
             np.array(value, np.float32)
@@ -300,8 +307,24 @@ def as_extra(name: str, value: Any) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"record() was given {excerpt(value)}: {error}", column=name) from error
     if found.dtype == object:
-        raise SchemaError(f"record() was given {excerpt(value)}: expected a number or an array", column=name)
+        raise SchemaError(
+            f"record() was given {excerpt(value)}: expected a number, a text or an array", column=name
+        )
     return found
+
+
+def extra_rows(name: str, value: Any) -> NDArray[Any]:
+    """As `as_extra`, of a value with a row for each of several environments.
+
+    Raises:
+        SchemaError: It is not an array of numbers or texts, or its dtype has no stored form.
+    """
+    texts = text_column(value)
+    if texts is None:
+        return as_extra(name, value)
+    for text in texts.tolist():
+        check_object_value(text, name)
+    return texts
 
 
 # ---- objects ----
@@ -324,8 +347,18 @@ def check_object(leaf: Leaf, value: Any, column: str) -> None:
     Raises:
         SchemaError: It has none.
     """
-    name = "/".join(filter(None, (column, path_text(leaf.path))))
-    if isinstance(value, str):
+    check_object_value(value, "/".join(filter(None, (column, path_text(leaf.path)))))
+
+
+def check_object_value(value: Any, name: str) -> None:
+    """Refuse an object that has no stored form as a row of a column.
+
+    Raises:
+        SchemaError: It has none.
+    """
+    if isinstance(value, list | tuple) and {*map(type, value)} <= {str}:
+        check_text("".join(value), name)
+    elif isinstance(value, str):
         check_text(value, name)
     else:
         check_value(value, name)

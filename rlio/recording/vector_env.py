@@ -15,7 +15,7 @@ from rlio.envs.leaves import Leaf
 from rlio.envs.values import has_true
 from rlio.envs.vector import VectorStepper
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.recording.recorder import Mode, Recording, WriterLike, alone, as_extra, check_names, check_object
+from rlio.recording.recorder import Mode, Recording, WriterLike, alone, check_names, check_object, extra_rows
 from rlio.recording.vector_rows import VectorRows
 from rlio.resolve import IOContext
 from rlio.schemas.json_values import check_value
@@ -133,7 +133,7 @@ class RecordVectorExperience(Recording, VectorWrapper):
             SchemaError: A value cannot become an array.
         """
         check_names(columns, seeds=self._seeds)
-        self._extras.update({name: as_extra(name, value) for name, value in columns.items()})
+        self._extras.update({name: extra_rows(name, value) for name, value in columns.items()})
 
     @alone
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.infos import info_objects, is_typed
 from rlio.batch.nested import map_structure
@@ -682,11 +683,16 @@ class _JointSteps(Units):
 
 
 def _padded(column: Any, place: Ids, rows: int) -> Any:
-    """A column with its rows at the given places, and zeros between them."""
+    """A column with its rows at the given places, and zeros, arrays without items or None between them."""
 
     def padded(leaf: NDArray[Any]) -> NDArray[Any]:
         shape = (rows, *leaf.shape[1:])
-        made = np.full(shape, None, object) if leaf.dtype == object else np.zeros(shape, leaf.dtype)
+        if leaf.dtype != object:
+            made = np.zeros(shape, leaf.dtype)
+        elif len(leaf) and isinstance(leaf[0], np.ndarray):
+            made = object_column([leaf[0][:0]] * rows)
+        else:
+            made = np.full(shape, None, object)
         made[place] = leaf
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -80,8 +80,9 @@ class StorePass(EpochPass):
         self._also = also or {}
         #: An epoch, and the order of its units.
         self._order: tuple[int, Permutation] | None = None
-        #: Units at positions that were computed ahead: (epoch, first position, units).
-        self._known: tuple[int, int, Ids] = (-1, 0, np.empty(0, np.int64))
+        #: Positions whose units were computed ahead: (epoch, first, last + 1); and their units.
+        self._known: tuple[int, int, int] = (-1, 0, 0)
+        self._ahead: Ids = np.empty(0, np.int64)
         self._block: _Block | None = None
         self._cut = 0
         # Batches skipped since the last batch was returned; most likely the same number is skipped next time.
@@ -132,7 +133,7 @@ class StorePass(EpochPass):
             if self.total == 0:
                 raise EndOfData(self._why_empty())
             self._check_size(size)
-            return self.units.batch(np.concatenate([self._numbers(span) for span in self._deal(size)]))
+            return self.units.batch(self._numbers_of(self._deal(size)))
         self._cut = at + 1
         self._skipped = 0
         if self._cut == block.batches:
@@ -174,11 +175,10 @@ class StorePass(EpochPass):
         return units if isinstance(units, RowUnits) and self.options.shard == (0, 1) and units.count else None
 
     def peek(self, n: int) -> Ids | None:
-        """The numbers of the next ``n`` units; None if fewer are left."""
+        """The numbers of the next ``n`` units, valid until the next call; None if fewer are left."""
         if self.options.epochs is not None and self._remaining(self.options.epochs) < n:
             return None
-        found = [self._numbers(span) for span in self._spans(n)]
-        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.int64), *found])
+        return self._numbers_of(self._spans(n))
 
     def advance(self, n: int) -> None:
         """Skip the next ``n`` units, which another component delivered."""
@@ -190,22 +190,30 @@ class StorePass(EpochPass):
         self._skipped += n
         super().skip(n, size)
 
+    def _numbers_of(self, spans: Sequence[UnitRange]) -> Ids:
+        """The units of several ranges; valid until the next call."""
+        if len(spans) == 1:
+            return self._numbers(spans[0])
+        return np.concatenate([np.empty(0, np.int64), *(self._numbers(span).copy() for span in spans)])
+
     def _numbers(self, span: UnitRange) -> Ids:
-        """The units at some positions."""
+        """The units at some positions; valid until the next call."""
         if not self.options.shuffle:
             return np.arange(span.start, span.stop)
-        epoch, first, units = self._known
-        last = first + len(units)
+        epoch, first, last = self._known
         if epoch != span.epoch or not first <= span.start <= last:
             first = last = span.start
-            units = units[:0]
         if span.stop > last:
             # Compute more than requested: a permutation takes as long for a few positions as for thousands.
             stop = min(max(span.stop, last + _ORDER_ROWS), self.total)
-            more = self._permutation(span.epoch).take(last, stop)
-            first, units = span.start, np.concatenate([units[span.start - first :], more])
-            self._known = (span.epoch, first, units)
-        return units[span.start - first : span.stop - first]
+            kept = self._ahead[span.start - first : last - first]
+            if stop - span.start > len(self._ahead):
+                self._ahead = np.empty(stop - span.start + _ORDER_ROWS, np.int64)
+            self._ahead[: len(kept)] = kept
+            self._permutation(span.epoch).take(last, stop, out=self._ahead[len(kept) : stop - span.start])
+            first = span.start
+            self._known = (span.epoch, first, stop)
+        return self._ahead[span.start - first : span.stop - first]
 
     def _permutation(self, epoch: int) -> Permutation:
         known = self._order
@@ -224,7 +232,7 @@ class StorePass(EpochPass):
         """See `EpochPass.seek`."""
         super().seek(position)
         self._order = None
-        self._known = (-1, 0, np.empty(0, np.int64))
+        self._known = (-1, 0, 0)
         self._block = None
 
     def _identity(self) -> JsonState:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.nested import Path
+from rlio.batch.ragged import Ragged
 from rlio.errors import OptionError
 from rlio.replay.beside import beside
 from rlio.replay.buffers import Buffers, batch_dtype
@@ -71,7 +72,7 @@ class Prepared:
 
     block: NDArray[Any]
     wide: Mapping[str, NDArray[Any]]
-    texts: Mapping[str, list[bytes]]
+    texts: Mapping[str, Ragged]
     frames: Mapping[str, Frames]
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 
 from rlio.batch.arrays import object_column
 from rlio.batch.ragged import Ragged
+from rlio.errors import CorruptData
 from rlio.replay.memory import Arrays, copied
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import load_value
+from rlio.schemas.structure import packed
 
 __all__ = ["TextHeap", "encoded"]
 
@@ -33,6 +36,7 @@ _CHUNK: Final = 16 << 20
 _DOUBLINGS: Final = 6
 # Texts to copy at a time.
 _SOME: Final = 4096
+_NONE: Final = np.empty(0, np.uint8)
 _BYTE: Final = np.dtype(np.uint8)
 _PLACE: Final = np.dtype([("chunk", "<i4"), ("size", "<i4"), ("at", "<i8")])
 
@@ -79,7 +83,7 @@ class TextHeap:
         """Array -> its used bytes, for the one array that is only partly used."""
         return {self._chunk_name(len(self._chunks) - 1): self._used} if self._chunks else {}
 
-    def append(self, slots: NDArray[np.int64], texts: list[bytes]) -> None:
+    def append(self, slots: NDArray[np.int64], texts: Ragged) -> None:
         """Put texts, as returned by `encoded`, into slots.
 
         Raises:
@@ -87,24 +91,32 @@ class TextHeap:
         """
         if self._ring is not None:
             for slot, text in zip(slots.tolist(), texts, strict=True):
-                self._ring[slot] = text
+                self._ring[slot] = text.tobytes()
             return
         assert self._place is not None
         self._arrays.reserve(self.places, int(slots.max(initial=-1)) + 1)
-        for slot, text in zip(slots.tolist(), texts, strict=True):
-            chunk, at = self._room(len(text))
-            self._chunks[chunk][at : at + len(text)] = np.frombuffer(text, np.uint8)
-            self._place[slot] = (chunk, len(text), at)
+        ends, first = texts.offsets, 0
+        while first < len(texts):
+            chunk, at, stop = self._room(ends, first)
+            size = int(ends[stop] - ends[first])
+            self._arrays.reserve(self._chunk_name(chunk), at + size)
+            self._chunks[chunk][at : at + size] = texts.values[ends[first] : ends[stop]]
+            places = np.empty(stop - first, _PLACE)
+            places["chunk"] = chunk
+            places["size"] = np.diff(ends[first : stop + 1])
+            places["at"] = at + ends[first:stop] - ends[first]
+            self._place[slots[first:stop]] = places
+            self._used, first = at + size, stop
 
-    def _room(self, size: int) -> tuple[int, int]:
-        """Chunk and offset of the next ``size`` bytes."""
-        if not self._chunks or self._used + size > len(self._chunks[-1]):
-            self._add_chunk(max(size, self._usual))
-            self._used = 0
-        chunk, at = len(self._chunks) - 1, self._used
-        self._used += size
-        self._arrays.reserve(self._chunk_name(chunk), self._used)
-        return chunk, at
+    def _room(self, ends: NDArray[np.int64], first: int) -> tuple[int, int, int]:
+        """Where the texts from ``first`` on go: a chunk, an offset in it, and the end of those that fit."""
+        free = len(self._chunks[-1]) - self._used if self._chunks else -1
+        stop = int(np.searchsorted(ends, ends[first] + free, side="right")) - 1
+        if stop > first:
+            return len(self._chunks) - 1, self._used, stop
+        self._add_chunk(max(int(ends[first + 1] - ends[first]), self._usual))
+        self._used = 0
+        return self._room(ends, first)
 
     @property
     def _usual(self) -> int:
@@ -117,25 +129,31 @@ class TextHeap:
     def _chunk_name(self, chunk: int) -> str:
         return f"{self._name} {chunk}"
 
-    def texts(self, slots: NDArray[np.int64]) -> list[bytes]:
-        """The texts of slots, as passed to `append`."""
+    def texts(self, slots: NDArray[np.int64]) -> Ragged:
+        """A copy of the texts of slots, as passed to `append`."""
         if self._ring is not None:
-            return [self._ring[slot] for slot in slots.tolist()]
+            return _joined([self._ring[slot] for slot in slots.tolist()])
         assert self._place is not None
-        places = self._place[slots].tolist()
-        return [self._chunks[chunk][at : at + size].tobytes() for chunk, size, at in places]
+        places = self._place[slots]
+        chunks, starts, ends = places["chunk"], places["at"], places["at"] + places["size"]
+        # Rows of an episode lie one after the other, and are copied together.
+        apart = np.flatnonzero((chunks[1:] != chunks[:-1]) | (starts[1:] != ends[:-1])) + 1
+        firsts, lasts = [np.r_[0, apart], np.r_[apart, len(slots)] - 1] if len(slots) else [[], []]
+        cuts = zip(chunks[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True)
+        parts = [self._chunks[chunk][start:end] for chunk, start, end in cuts]
+        return Ragged(np.concatenate([_NONE, *parts]), np.cumsum([0, *places["size"]]))
 
     def dump(self, arrays: Arrays, slots: NDArray[np.int64]) -> int:
         """Copy the texts of slots into arrays; returns their total bytes, which `restore` needs."""
         sizes = copied(arrays, f"{self._name} sizes", len(slots), slots)
         parts = [slice(start, start + _SOME) for start in range(0, len(slots), _SOME)]
         for part in parts:
-            sizes[part] = [len(text) for text in self.texts(slots[part])]
+            sizes[part] = self.texts(slots[part]).lengths
         ends = np.cumsum(sizes, dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
-        target = copied(arrays, self._name, total, np.empty(0, np.uint8))
+        target = copied(arrays, self._name, total, _NONE)
         for part in parts:
-            found = np.frombuffer(b"".join(self.texts(slots[part])), np.uint8)
+            found = self.texts(slots[part]).values
             stop = int(ends[part][-1])
             target[stop - len(found) : stop] = found
         return total
@@ -144,26 +162,31 @@ class TextHeap:
         """Put the texts that `dump` copied into the same number of slots."""
         sizes = arrays.array(f"{self._name} sizes", (len(slots),), np.int64)
         stored = arrays.array(self._name, (total,), np.uint8)
-        ends = np.cumsum(sizes, dtype=np.int64).tolist()
-        if min(sizes.tolist(), default=0) < 0 or (ends and ends[-1] != total):
+        ends = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=ends[1:])
+        if sizes.min(initial=0) < 0 or ends[-1] != total:
             raise ValueError(f"texts of {ends[-1]} bytes, not {total}")
         for start in range(0, len(slots), _SOME):
-            cuts = zip([0, *ends][start : start + _SOME], ends[start : start + _SOME], strict=False)
-            self.append(slots[start : start + _SOME], [stored[a:b].tobytes() for a, b in cuts])
+            cuts = ends[start : start + _SOME + 1]
+            self.append(slots[start : start + _SOME], Ragged(stored[cuts[0] : cuts[-1]], cuts - cuts[0]))
 
     def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
         """The decoded values of slots: strings, bytes or objects, as recorded."""
         found = self.texts(slots)
         if (items := self._spec.items) is not None:
-            values = np.frombuffer(bytearray().join(found), items.numpy).reshape(-1, *items.shape)
-            ends = np.cumsum([0, *map(len, found)]) // items.row_bytes
-            return Ragged(values, ends).rows()
+            if (found.offsets % items.row_bytes).any():
+                raise CorruptData(f"a row of {self._name} is not made of items of {items.row_bytes} bytes")
+            values = found.values.view(items.numpy).reshape(-1, *items.shape)
+            return Ragged(values, found.offsets // items.row_bytes).rows()
+        listed = [text.tobytes() for text in found]
+        if self._spec.structure is not None:
+            return object_column(map(self._spec.structure.unpacked, listed))
         if self._spec.kind == "json":
             # An empty text: nothing is left of an info.
-            return object_column(load_value(text) if text else None for text in found)
+            return object_column(load_value(text) if text else None for text in listed)
         if self._spec.dtype == "|S":
-            return np.array(found, np.bytes_)
-        texts = [text.decode() for text in found]
+            return np.array(listed, np.bytes_)
+        texts = [text.decode() for text in listed]
         if self._spec.dtype == "|O":
             return object_column(texts)
         # As wide as the longest text, like every column of such texts.
@@ -171,9 +194,14 @@ class TextHeap:
         return values.astype(np.dtype(f"{self._spec.dtype}{values.dtype.itemsize // 4}"), copy=False)
 
 
-def encoded(values: NDArray[Any]) -> list[bytes]:
+def encoded(values: NDArray[Any]) -> Ragged:
     """The bytes of texts, of the JSON texts of objects, or of the items of lists."""
-    listed = values.tolist()
-    if listed and isinstance(listed[0], np.ndarray):
-        return [row.tobytes() for row in listed]
-    return [value if isinstance(value, bytes) else value.encode() for value in listed]
+    if len(values) and isinstance(values[0], np.ndarray) and values[0].dtype.kind not in "UO":
+        found = Ragged.of(values)
+        item = found.values.dtype.itemsize * math.prod(found.values.shape[1:])
+        return Ragged(np.ascontiguousarray(found.values).reshape(-1).view(np.uint8), found.offsets * item)
+    return _joined([value if isinstance(value, bytes) else packed(value) for value in values.tolist()])
+
+
+def _joined(texts: list[bytes]) -> Ragged:
+    return Ragged(np.frombuffer(bytearray().join(texts), np.uint8), np.cumsum([0, *map(len, texts)]))

@@ -194,7 +194,20 @@ class Counts:
 
     def plus(self, other: Counts) -> Counts:
         """Return the sum of both."""
-        return Counts(*(getattr(self, name) + getattr(other, name) for name in Counts.__slots__))
+        return Counts.total([self, other])
+
+    @classmethod
+    def total(cls, parts: Sequence[Counts]) -> Counts:
+        """Return the sum of all."""
+        found: dict[str, Any] = {
+            name: sum(getattr(part, name) for part in parts) for name in cls.__slots__ if name not in _BY_ID
+        }
+        for name in _BY_ID:
+            found[name] = Counter()
+            for part in parts:
+                if own := getattr(part, name):
+                    found[name] += own
+        return cls(**found)
 
 
 #: Fields of `Counts` with one number a policy or agent.
@@ -256,9 +269,9 @@ class RolloutMetrics:
             details=[episode for part in given for episode in part.details],
             **{name: sum(getattr(part, name) for part in given) for name in _SUMS},
         )
+        merged.counts = Counts.total([part.counts for part in given])
+        merged.lifetime = Counts.total([part.lifetime for part in given])
         for part in given:
-            merged.counts = merged.counts.plus(part.counts)
-            merged.lifetime = merged.lifetime.plus(part.lifetime)
             for policy_id, judged in part.off_policy.items():
                 before = merged.off_policy.get(policy_id)
                 merged.off_policy[policy_id] = judged if before is None else before.plus(judged)

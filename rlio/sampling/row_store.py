@@ -17,7 +17,7 @@ from rlio.batch import Column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.envs.values import fitted, in_numpy
+from rlio.envs.values import fitted, in_numpy, text_column
 from rlio.errors import SchemaError, excerpt
 
 if TYPE_CHECKING:
@@ -162,10 +162,11 @@ class RowStore:
         """
         if not extras and self._extras is not None and not self._extras:
             return {}
-        arrays = {name: in_numpy(value) for name, value in extras.items()}
+        arrays = {name: _extra(value) for name, value in extras.items()}
         if self._extras is None:
             for name, array in arrays.items():
-                if isinstance(extras[name], tuple) or array.dtype == object or array.shape[:1] != (n,):
+                is_misfit = isinstance(extras[name], tuple) or array.shape[:1] != (n,)
+                if is_misfit or (array.dtype == object and text_column(array) is None):
                     raise SchemaError(
                         f"the policy gave {array.dtype} {array.shape}: expected an extra column as one "
                         f"array with a row for each of the {n} observations",
@@ -198,6 +199,14 @@ class RowStore:
     def forget_extras(self) -> None:
         """Allow other extra columns in new rows; there must be no rows with the old ones."""
         self._extras = None
+
+
+def _extra(value: Any) -> NDArray[Any]:
+    """Rows of a further column; texts as objects, because a buffer cuts texts longer than the first."""
+    if type(value) is np.ndarray and value.dtype.kind in "biuf":
+        return value
+    texts = text_column(value)
+    return in_numpy(value) if texts is None else texts
 
 
 def nested(leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:

@@ -13,12 +13,10 @@ from rlio.errors import CorruptData, RlioError, excerpt
 
 __all__ = ["DAMAGE", "Damage", "SkippedRecord", "damage_named"]
 
-#: What libraries, and our own code, raise about damaged or forged bytes, see `damage_named`. Out of memory is
-#: not among it.
+#: What decoders raise about damaged or forged bytes, see `damage_named`. Out of memory is not among it, and
+#: neither are AttributeError and AssertionError, which our own bugs raise: these pass.
 DAMAGE: Final = (
     ArithmeticError,
-    AssertionError,
-    AttributeError,
     EOFError,
     LookupError,
     OSError,

@@ -42,6 +42,7 @@ from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import TABLE_COLUMNS, Streams, StreamTable, Times
 from rlio.schemas.zstd_frames import begin, inflate
+from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
 
 __all__ = ["MAX_JSON_SHARD_BYTES", "JsonShard", "schema_lookup"]
@@ -108,6 +109,7 @@ class JsonShard:
         ref: The shard.
         schemas: Returns the schema of a hash; see `schema_lookup`.
         keeps_pictures: See `rlio.source.source.Source`.
+        videos: Those of the root; None: the shard has its own.
 
     Raises:
         CorruptData: No line is readable, or the shard holds other rows than its name says.
@@ -115,9 +117,16 @@ class JsonShard:
     """
 
     def __init__(
-        self, storage: Storage, ref: ShardRef, schemas: SchemaLookup, *, keeps_pictures: bool = False
+        self,
+        storage: Storage,
+        ref: ShardRef,
+        schemas: SchemaLookup,
+        *,
+        keeps_pictures: bool = False,
+        videos: Videos | None = None,
     ) -> None:
         self.keeps_pictures: bool = keeps_pictures
+        self._videos = videos or Videos(storage)
         self.uri: str = storage.uri_of(ref.path)
         self._storage = storage
         self._limits = storage.limits
@@ -173,6 +182,8 @@ class JsonShard:
             limits=self._limits,
         )
         batch = batch if rows is None else cut_rows(batch, rows, None, uri=self.uri)
+        if self.schema.has_videos:
+            batch = self._videos.known(batch)
         if self.keeps_pictures or not self.schema.has_pictures:
             return batch
         return pictures_decoded(batch, self.uri, line.number)

@@ -22,6 +22,7 @@ from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.streams import Streams
 from rlio.source.json_shard import JsonShard, schema_lookup
 from rlio.source.source import OpenSegment
+from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
 
 __all__ = ["OpenShard", "ParquetShard", "open_shard"]
@@ -52,6 +53,7 @@ class ParquetShard(ShardFile):
         ref: The shard.
         fetch: Returns the bytes [start, stop) of the shard; None reads them from ``storage``.
         keeps_pictures: See `rlio.source.source.Source`.
+        videos: Those of the root; None: the shard has its own, which it checks again.
 
     Raises:
         CorruptData: The footer is damaged, or the shard holds other rows than its name says.
@@ -64,8 +66,10 @@ class ParquetShard(ShardFile):
         *,
         fetch: Callable[[int, int], bytes] | None = None,
         keeps_pictures: bool = False,
+        videos: Videos | None = None,
     ) -> None:
         self.keeps_pictures: bool = keeps_pictures
+        self._videos = videos or Videos(storage)
         super().__init__(
             fetch or (lambda start, stop: storage.read_range(ref.path, start, stop)),
             size=ref.name.size,
@@ -92,6 +96,8 @@ class ParquetShard(ShardFile):
         folded = to_folded(group, columns=columns)
         if rows is not None:
             folded = replace(folded, batch=cut_rows(folded.batch, rows, group.policies(), uri=self.uri))
+        if self.schema.has_videos:
+            folded = replace(folded, batch=self._videos.known(folded.batch))
         if self.keeps_pictures or not self.schema.has_pictures:
             return folded
         return replace(folded, batch=pictures_decoded(folded.batch, self.uri, index))
@@ -103,6 +109,7 @@ def open_shard(
     *,
     schemas: SchemaLookup | None = None,
     keeps_pictures: bool = False,
+    videos: Videos | None = None,
 ) -> OpenShard:
     """Open a shard of either kind.
 
@@ -112,11 +119,13 @@ def open_shard(
         schemas: Returns schemas by hash for JSON shards, which only name them; None reads them from
             ``storage``.
         keeps_pictures: See `rlio.source.source.Source`.
+        videos: See `ParquetShard`.
 
     Raises:
         CorruptData: The parts that describe the shard are damaged.
         DataNotFound: The shard no longer exists.
     """
     if ref.name.suffix == "parquet":
-        return ParquetShard(storage, ref, keeps_pictures=keeps_pictures)
-    return JsonShard(storage, ref, schemas or schema_lookup(storage), keeps_pictures=keeps_pictures)
+        return ParquetShard(storage, ref, keeps_pictures=keeps_pictures, videos=videos)
+    schemas = schemas or schema_lookup(storage)
+    return JsonShard(storage, ref, schemas, keeps_pictures=keeps_pictures, videos=videos)

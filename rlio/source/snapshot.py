@@ -27,6 +27,7 @@ from rlio.source.json_shard import schema_lookup
 from rlio.source.live_streams import exact_streams, live_streams
 from rlio.source.shards import OpenShard, open_shard
 from rlio.source.source import EpisodeInfo, HoleCheck, OpenSegment, Source, StoredSegment
+from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
@@ -61,6 +62,7 @@ class DatasetSnapshot(Described, Source):
         self._at = None if at is None else _ranges_of(at)
         self._segments: list[Segment] = []
         self._schema_of = schema_lookup(storage)
+        self._videos = Videos(storage)
         #: Rows that should exist but are missing: writer id -> ranges of row numbers.
         self.holes: dict[str, list[range]] = {}
         #: Rows of the snapshot that were trimmed since it was taken: writer id -> row numbers.
@@ -251,7 +253,11 @@ class DatasetSnapshot(Described, Source):
     def open_shard(self, segment: Segment) -> OpenShard:
         """Open the shard of a segment."""
         return open_shard(
-            self.storage, segment.ref, schemas=self._schema_of, keeps_pictures=self.keeps_pictures
+            self.storage,
+            segment.ref,
+            schemas=self._schema_of,
+            keeps_pictures=self.keeps_pictures,
+            videos=self._videos,
         )
 
     def open_segment(self, segment: StoredSegment) -> OpenShard:

@@ -61,7 +61,10 @@ def expand_inputs(
     storage_options: Mapping[str, Any] | None = None,
     limit: int = 1_000_000,
 ) -> list[InputFile]:
-    """The files that ``inputs`` name, each once; numbers within names sort numerically.
+    """The files that ``inputs`` name, each once.
+
+    Those of a list come in its order, those of a folder, a glob or a zip file in the order of their names, in
+    which numbers sort numerically.
 
     A name that exists is taken literally, even if it contains ``*?[``, and so is each folder at the beginning
     of a glob. In folders and globs, names that begin with a dot are left out, and links are followed to files
@@ -99,11 +102,11 @@ def expand_inputs(
             files = _members(place, suffixes) or find(place, suffixes, recursive)
             if not files:
                 raise DataNotFound(_what_was_there(place, suffixes), uri=place.uri)
-        for file in files:
+        for file in sorted(files, key=lambda file: (natural_order(file.uri), file.uri)):
             found.setdefault((id(file.fs), file.path), file)
             if len(found) > limit:
                 raise UnsafeData(f"more than {limit} files: raise the limit if they are yours", uri=place.uri)
-    return sorted(found.values(), key=lambda file: (natural_order(file.uri), file.uri))
+    return list(found.values())
 
 
 def open_input(file: InputFile) -> IO[bytes]:

@@ -27,6 +27,7 @@ if not lerobot_dataset.CODEBASE_VERSION.startswith("v3"):
     pytest.skip("this LeRobot does not read version 3", allow_module_level=True)
 
 import rlio  # noqa: E402
+from benchmarks.pictures import with_video_reader  # noqa: E402
 
 GOLDEN = Path(__file__).parents[1] / "golden/formats/lerobot"
 
@@ -90,3 +91,17 @@ def test_lerobot_goes_along_an_episode_with_a_final_observation(tmp_path: Path) 
     assert item["task"] == "walk"
     assert (int(item["index"]), int(item["index_"]), item["words"]) == (3, 3, "")
     assert bool(item["next.observation.final_known"])
+
+
+@pytest.mark.parametrize("name", ["v3.0-video", "v2.1-video"])
+def test_lerobot_shows_the_frames_of_videos_that_rlio_kept(name: str, tmp_path: Path) -> None:
+    with_video_reader(importlib.import_module("torchvision"))
+    rlio.convert(GOLDEN / name, tmp_path / "a", prove=True)
+    rlio.convert(tmp_path / "a", tmp_path / "b", to="lerobot", prove=True)
+    with rlio.read(GOLDEN / name, epochs=1) as reader:
+        expected = rlio.concat_samples(list(reader))["obs"]["images.top"]
+    data = loaded(tmp_path / "b")
+    for row in range(len(expected)):
+        found = np.asarray(data[row]["observation.images.top"]).transpose(1, 2, 0) * 255
+        assert np.array_equal(np.round(found), expected[row])
+    assert data.meta.features["observation.images.top"]["info"]["video.codec"] == "av1"

@@ -5,6 +5,7 @@ Use it from one thread at a time. No call here waits longer than its timeout.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -287,18 +288,34 @@ class ActorPool:
         if any(worker.restart_at is None for worker in paused):
             return True
         self._take_recovered(self._recovery.ended())
-        asked = {worker.first: worker for worker in self.workers if worker.first is not None}
+        asked = [reference for worker in self.workers for reference in worker.missing]
         moment = min(_LOOK_UP_S, due, math.inf if deadline is None else deadline - time.monotonic())
         moment = max(0.0, moment)
         if not asked:
             self.interrupted.wait(moment if math.isfinite(due) else 0.0)
             return not math.isfinite(due)
-        there, _ = self._ray.wait(list(asked), num_returns=1, timeout=moment)
+        there, _ = self._ray.wait(asked, num_returns=1, timeout=moment)
         if there:
-            there, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        for reference in there:
-            self._take(asked[reference], reference)
+            there, _ = self._ray.wait(asked, num_returns=len(asked), timeout=0)
+        self._take_all(set(there))
         return self._look_for_hanging() or bool(there)
+
+    def _take_all(self, there: set[Any]) -> None:
+        """Take the answers that have arrived, of each worker in order, with one request to Ray."""
+        found = [
+            (worker, reference)
+            for worker in self.workers
+            for reference in itertools.takewhile(there.__contains__, worker.missing)
+        ]
+        try:
+            answers = self._ray.get([reference for _, reference in found])
+        except (*self._raised, self._ray.exceptions.RayError):
+            for worker, reference in found:
+                if reference is worker.first:  # A worker that is lost meanwhile has no further answers.
+                    self._take(worker, reference)
+            return
+        for (worker, reference), answer in zip(found, answers, strict=True):
+            self._answered(worker, reference, answer)
 
     def _take(self, worker: RemoteWorker, reference: Any) -> None:
         try:
@@ -578,10 +595,12 @@ class ActorPool:
             reason = f"{_reason(error)}, while it was closed"
         else:
             reference = None
-            worker.published = worker.written
         self._let_go(worker, reason)
         lost = self._salvage(worker)
-        if reference is None or failed is not None:
+        if reference is None:
+            worker.published = worker.written  # Rows of answers that were taken just now are stored, too.
+            return None
+        if failed is not None:
             return failed
         self._write_off(worker, reason, requests=lost, restarted=False)
         return WorkerLost(

@@ -140,7 +140,12 @@ class RemoteWorker:
 
         Answers are taken in the order of the requests, as the rows are written.
         """
-        return self.opening if self.opening is not None else next(iter(self.requests), None)
+        return next(iter(self.missing), None)
+
+    @property
+    def missing(self) -> list[Any]:
+        """References to all missing answers that can be taken next, in order."""
+        return list(self.requests) if self.opening is None else [self.opening]
 
     @property
     def unserved(self) -> int:

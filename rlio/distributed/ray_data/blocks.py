@@ -214,7 +214,7 @@ def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any
     arrays = {
         column.name: lists
         for column in layout.columns
-        if column.items is not None and (lists := _lists(table.column(column.name), column.items)) is not None
+        if column.spec is not None and (lists := _lists(table.column(column.name), column.spec)) is not None
     }
     rest = table.drop_columns([*arrays])
     found: Any = BlockAccessor.for_block(rest).to_numpy() if rest.num_columns else {}
@@ -222,9 +222,8 @@ def block_arrays(block: Any, like: Layout | None) -> tuple[dict[str, NDArray[Any
     return arrays, layout, empty
 
 
-def _lists(column: pa.ChunkedArray, items: ColumnSpec) -> NDArray[Any] | None:
+def _lists(column: pa.ChunkedArray, spec: ColumnSpec) -> NDArray[Any] | None:
     """Return the rows of a column of lists; None: a function of batches has made it another column."""
-    spec = ColumnSpec("|O", (), "ragged", items=items)
     if not column.num_chunks or not column.type.equals(arrow_type(spec, nullable=True)):
         return None
     return from_arrow(pa.concat_arrays(column.chunks), spec)[0]

@@ -168,7 +168,10 @@ def _is_number(kind: Any) -> bool:
 
 def _refuse_nulls(values: Any) -> None:
     if values.null_count:
-        raise SchemaError(f"{values.null_count} of {len(values)} rows are null")
+        raise SchemaError(
+            f"{values.null_count} of {len(values)} rows are null: expected a value in each; drop or fill "
+            "those rows"
+        )
 
 
 def _from_numbers(values: Any) -> Array:

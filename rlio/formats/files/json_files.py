@@ -110,12 +110,14 @@ def read_object(storage: Storage, path: str, *, limits: Limits) -> dict[str, Any
     return found
 
 
-def whole_number(found: dict[str, Any], name: str, *, uri: str) -> int:
-    """A field that is a whole number, 0 or more.
+def whole_number(found: Any, name: str, *, uri: str) -> int:
+    """A field of a JSON object that is a whole number, 0 or more.
 
     Raises:
-        CorruptData: It is absent or something else.
+        CorruptData: It is absent or something else, or ``found`` is no object.
     """
+    if not isinstance(found, dict):
+        raise CorruptData(f"found {excerpt(found)}, expected a JSON object with {name}", uri=uri)
     value = found.get(name)
     if type(value) is not int or value < 0:
         raise CorruptData(f"{name} is {excerpt(value)}, expected a whole number", uri=uri)

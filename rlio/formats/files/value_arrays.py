@@ -72,7 +72,13 @@ def one_a_row(name: str, array: Array) -> Array:
     """``array`` without further axes of length 1, if column ``name`` has one value a row; otherwise as it is.
 
     A reward of several objectives keeps its axis.
+
+    Raises:
+        SchemaError: It is a nested column, or has no value, and the column has one value a row.
     """
+    if name in _ONE_A_ROW and not isinstance(array, np.ndarray):
+        kind = "no value" if array is None else "a nested column"
+        raise SchemaError(f"found {kind}, expected one value a row", column=name)
     is_one = name in _ONE_A_ROW and array.ndim > 1 and math.prod(array.shape[1:]) == 1
     return array.reshape(len(array)) if is_one else array
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from rlio.batch.arrays import zero_leaf
-from rlio.batch.encoded_picture import is_encoded, row_type
+from rlio.batch.encoded_picture import VideoFrame, is_encoded, row_type
 from rlio.batch.picture_codecs import decode_column, file_of
 from rlio.batch.pictures import encode_png
+from rlio.errors import SchemaError
 from rlio.formats.lerobot.source import (
     DONE,
     EPISODE,
@@ -27,7 +28,7 @@ from rlio.formats.lerobot.source import (
 )
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.storage.filesystem import Storage
-from rlio.support.options import check_number
+from rlio.support.options import check_choice, check_number
 
 __all__ = ["LeRobotSink"]
 
@@ -39,6 +40,7 @@ _FILE_MB: Final = 100
 _VIDEO_MB: Final = 200
 # Pictures of which the statistics are made at once, in floats of eight bytes.
 _PICTURES: Final = 16
+_VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 _TASKS = "meta/tasks.parquet"
@@ -51,7 +53,9 @@ class LeRobotSink:
 
     Observations are the features ``observation.state``, or ``observation.image`` (a picture), or one feature
     ``observation.<key>`` for each key of a dict; pictures are PNG in the Parquet files, or the files that the
-    source has. Each file is built in memory and has about 100 MB. A sink for the folder of an interrupted
+    source has. Videos of the source are the same files, whole, even if only some of their episodes are
+    written: if the first episode has consecutive frames of one, the feature is a video. Each Parquet file is
+    built in memory and has about 100 MB. A sink for the folder of an interrupted
     sink begins again.
 
     Args:
@@ -59,6 +63,7 @@ class LeRobotSink:
         origin: ``extra`` may have ``fps``, ``tasks`` and ``task_numbers``, as those of `LeRobotSource` have.
         fps: Frames a second; None: the origin's, or else 1, so that seconds are steps.
         task: The task of the episodes in words, if the origin states none.
+        videos: ``"keep"`` the videos of the source; or ``"decode"`` them: frames are PNG.
 
     Raises:
         OptionError: An option is illegal.
@@ -71,7 +76,9 @@ class LeRobotSink:
         *,
         fps: float | None = None,
         task: str = "",
+        videos: Literal["keep", "decode"] = "keep",
     ) -> None:
+        self._keeps_videos = check_choice("videos", videos, ("keep", "decode")) == "keep"
         given = origin.extra.get("fps") if fps is None else fps
         self._fps = check_number("fps", 1 if given is None else given, above=0)
         tasks = origin.extra.get("tasks")
@@ -86,6 +93,8 @@ class LeRobotSink:
         self._storage = storage
         self._features: dict[str, dict[str, Any]] = {}
         self._stats: dict[str, _Statistics] = {}
+        #: Feature -> digest of each of its videos -> the number of its file.
+        self._videos: dict[str, dict[bytes, int]] = {}
         self._rows: list[dict[str, Any]] = []
         self._paths: set[str] = set()
         self._file = 0
@@ -104,11 +113,26 @@ class LeRobotSink:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns = self._columns(episode)
         if not self.episodes:
             self._storage.remove(INFO)  # From now on the folder is no data set until `close`.
-            self._features = {name: _feature(column) for name, column in columns.items()}
-        arrays = {name: _to_arrow(column, self._features[name]) for name, column in columns.items()}
+        columns = self._columns(episode)
+        videos: dict[str, Any] = {}
+        for name, column in columns.items():
+            if is_encoded(column) and column[0].codec == "video":
+                if (found := self._video(name, column, episode)) is None:
+                    columns[name] = decode_column(column)
+                else:
+                    videos |= found
+        if not self.episodes:
+            self._features = {
+                name: self._video_feature(name, column) if name in self._videos else _feature(column)
+                for name, column in columns.items()
+            }
+        arrays = {
+            name: _to_arrow(column, self._features[name])
+            for name, column in columns.items()
+            if name not in self._videos
+        }
         table = pa.table(arrays)
         if self._writer is None:
             self._stream = io.BytesIO()
@@ -122,7 +146,7 @@ class LeRobotSink:
             if name not in self._stats:
                 self._stats[name] = _Statistics()
             stats = self._stats[name]
-            if self._features[name]["dtype"] == "image":
+            if self._features[name]["dtype"] in ("image", "video"):
                 for start in range(0, len(column), _PICTURES):
                     part = column[start : start + _PICTURES]
                     stats.add(decode_column(part) if is_encoded(part) else part, is_picture=True)
@@ -140,6 +164,7 @@ class LeRobotSink:
                 "dataset_to_index": self._frames + len(episode),
                 "meta/episodes/chunk_index": 0,
                 "meta/episodes/file_index": 0,
+                **videos,
             }
         )
         self.episodes += 1
@@ -172,6 +197,49 @@ class LeRobotSink:
             INDEX: self._frames + frames,
         }
 
+    def _video(self, name: str, column: np.ndarray, episode: PreparedEpisode) -> dict[str, Any] | None:
+        """What is known of an episode whose frames are those of a video; None: they become PNG.
+
+        Raises:
+            SchemaError: They are not consecutive, and those of the episodes before are.
+        """
+        begin = None
+        if self._keeps_videos and not episode.declares_final:
+            begin = _begin_in_video(column, self._fps)
+        if begin is None:
+            if name in self._videos:
+                raise SchemaError(
+                    f"the frames of an episode are not consecutive frames of one video, {self._fps:g} a "
+                    "second, as those of the episodes before are: options={'videos': 'decode'} writes PNG",
+                    column=name,
+                )
+            return None
+        if self.episodes and name not in self._videos:
+            return None
+        stream, numbers = column[0].stream, self._videos.setdefault(name, {})
+        if stream.digest not in numbers:
+            numbers[stream.digest] = len(numbers)
+            chunk, file = divmod(numbers[stream.digest], _FILES_IN_CHUNK)
+            self._put(_VIDEO.format(video_key=name, chunk_index=chunk, file_index=file), stream.content())
+        chunk, file = divmod(numbers[stream.digest], _FILES_IN_CHUNK)
+        found: dict[str, Any] = {"chunk_index": chunk, "file_index": file}
+        found |= {"from_timestamp": begin, "to_timestamp": begin + len(column) / self._fps}
+        return {f"videos/{name}/{key}": value for key, value in found.items()}
+
+    def _video_feature(self, name: str, column: np.ndarray) -> dict[str, Any]:
+        feature = {**_feature(column), "dtype": "video"}
+        height, width, channels = feature["shape"]
+        known = {
+            "height": height,
+            "width": width,
+            "channels": channels,
+            "fps": self._fps,
+            "is_depth_map": False,
+        }
+        known |= column[0].stream.about()
+        feature["info"] = {**{f"video.{key}": value for key, value in known.items()}, "has_audio": False}
+        return feature
+
     def _end_file(self) -> None:
         if self._writer is None:
             return
@@ -197,7 +265,7 @@ class LeRobotSink:
         self._put(_TASKS, _parquet(_task_table(self._tasks)))
         stats = {name: found.as_json() for name, found in self._stats.items() if found.count}
         self._put(_STATS, json.dumps(stats).encode())
-        for folder in ("data", "meta"):  # Of an interrupted sink that had written more.
+        for folder in ("data", "meta", "videos"):  # Of an interrupted sink that had written more.
             for entry in self._storage.list(folder):
                 if entry.path not in self._paths:
                     self._storage.remove(entry.path)
@@ -213,7 +281,7 @@ class LeRobotSink:
             "fps": int(self._fps) if self._fps == int(self._fps) else self._fps,
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": _DATA,
-            "video_path": None,
+            "video_path": _VIDEO if self._videos else None,
             "features": self._features,
         }
         self._storage.put(INFO, json.dumps(info, indent=4).encode())
@@ -232,6 +300,19 @@ def _named(column: Any, prefix: str) -> dict[str, np.ndarray]:
     if prefix == "observation":
         prefix += ".image" if _is_picture(column) else ".state"
     return {prefix: column}
+
+
+def _begin_in_video(column: np.ndarray, fps: float) -> float | None:
+    """When the first frame is shown, in seconds; None: they are not consecutive frames of one video."""
+    frames = column.tolist()
+    if not all(isinstance(frame, VideoFrame) for frame in frames):
+        return None
+    if any(frame.stream.digest != frames[0].stream.digest for frame in frames):
+        return None
+    seconds = np.array(frames[0].stream.seconds([frame.time for frame in frames]))
+    begin = float(seconds[0])
+    expected = begin + np.arange(len(frames)) / fps
+    return begin if (abs(seconds - expected) < _TOLERANCE).all() else None
 
 
 def _is_picture(array: np.ndarray) -> bool:

@@ -20,19 +20,20 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from importlib import import_module
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from rlio.batch import SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.encoded_picture import VideoFrame
 from rlio.batch.nested import map_structure
-from rlio.batch.picture_codecs import encoded_column
+from rlio.batch.picture_codecs import decode_column, encoded_column
 from rlio.errors import CorruptData, UnknownLayout, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.inputs import guarded
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.value_arrays import flags_in, one_a_row
@@ -42,8 +43,8 @@ from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.schemas.schema import leaf_name
 from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
-from rlio.storage import InputFile, open_input
-from rlio.support.extras import needs
+from rlio.source.videos import VideoStream, video_library
+from rlio.storage import InputFile
 from rlio.support.options import check_choice
 
 #: The file that describes the whole, and names of features.
@@ -93,7 +94,7 @@ FORMAT = Format(
         lone_keys=frozenset(("state", "image")),
         rewards="numbers",
         needs_rewards=False,
-        pictures=frozenset(("png", "jpeg")),
+        pictures=frozenset(("png", "jpeg", "video")),
         final_obs="declared",
         ids="none",
         start=False,
@@ -120,8 +121,6 @@ _EPISODE_FILES = re.compile(r"meta/episodes/(?:[^./][^/]*/)*[^./][^/]*\.parquet"
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.
 _PLAIN = ("", "state", "image")
-# Bytes of a decoded frame of a video, a pixel.
-_RGB = 3
 # Frames that a decoder keeps besides.
 _DECODER_FRAMES: Final = 8
 
@@ -179,7 +178,8 @@ class LeRobotSource:
             self._features = {n: about for n, about in self._features.items() if n not in skipped}
             self._videos = []
         if self._videos:
-            _av(self._videos)
+            skip = "format_options={'videos': 'skip'} reads all else"
+            video_library(f"the videos {excerpt(self._videos)} ({skip})")
             self._notes.append(self._about_videos())
         self._episodes = self._read_episodes()
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
@@ -201,6 +201,7 @@ class LeRobotSource:
         self.sizes: list[int | None] = [self._sizes[path] for path in (*rows, *sorted(videos_read))]
         self._allowance = Allowance(limits, stored=sum(size or 0 for size in self._sizes.values()))
         self._parquet = ParquetFiles(self.files, limits)
+        self._streams: dict[str, VideoStream] = {}
         #: What each ``task_index`` stands for; the numbers need not be 0, 1, ...
         self._task_texts = self._tasks()
         about = {"fps": self._info.get("fps"), "tasks": list(self._task_texts.values())}
@@ -233,7 +234,7 @@ class LeRobotSource:
     # ---- what describes the whole ----
 
     def _about_videos(self) -> str:
-        """What a conversion makes of videos, whose frames are not files."""
+        """What a conversion makes of videos."""
         parts = list(_parts(self._features, "observation"))
         keys = [name.removeprefix("observation").removeprefix(".") for name in self._videos]
         is_one = len(parts) == 1 and parts[0] in _PLAIN
@@ -241,8 +242,9 @@ class LeRobotSource:
             Columns.OBS if is_one else leaf_name(Columns.OBS, (key,)): "png" for key in keys if key in parts
         }
         return (
-            "Frames of videos are decoded. A conversion into a data set of rlio stores them raw; as PNG with "
-            f"options={{'pictures': {shown}}}."
+            "Frames of videos are decoded when they are read. A conversion into a data set of rlio keeps the "
+            f"videos; it stores PNG with options={{'pictures': {shown}}}, raw frames with "
+            "{'pictures': 'frames'}."
         )
 
     def _note_absences(self) -> None:
@@ -510,6 +512,8 @@ class LeRobotSource:
         if about["dtype"] == "image":
             return self._pictures(name, values, about["shape"])
         column = to_column(name, values, {})
+        if column is None:
+            raise CorruptData(f"{name} has no value in any row, expected {about['dtype']}", column=name)
         if isinstance(column, (dict, tuple)) or column.dtype.hasobject:
             return column
         shape = about["shape"]
@@ -526,18 +530,19 @@ class LeRobotSource:
         return encoded_column(rows, shape if shape[2:] == (1,) else None, spend=self._allowance.piece().spend)
 
     def _video(self, name: str, episode: int, frames: range) -> np.ndarray:
-        """Some frames of an episode."""
+        """Some frames of an episode, which are not decoded."""
         path = self._path("video_path", episode, f"videos/{name}", name)
-        file = self._place.file(path, self._sizes[path])
+        if path not in self._streams:
+            self._streams[path] = VideoStream(self._place.root(), path, size=self._sizes[path])
         begin = 0.0
         if self._is_v3:
             begin = float(self._episodes[episode].get(f"videos/{name}/from_timestamp") or 0.0)
         fps = float(self._info["fps"])
-        try:
-            with open_input(file) as stream:
-                return _frames(stream, len(frames), begin + frames.start / fps, fps, self._allowance.piece())
-        except CorruptData as error:
-            raise_at(error, uri=file.uri, record=episode)
+        times, shape = self._streams[path].times(begin + frames.start / fps, len(frames), fps)
+        self._allowance.piece().spend((len(frames) + _DECODER_FRAMES) * math.prod(shape))
+        column = object_column(VideoFrame(self._streams[path], time, shape) for time in times)
+        # Final observations are pictures of another kind, and one column has one kind.
+        return decode_column(column) if FINAL + name.removeprefix("observation") in self._features else column
 
     def close(self) -> None:
         """Close all files."""
@@ -557,41 +562,3 @@ def _is_part(name: str) -> bool:
     """Whether a feature is a part of observations or actions."""
     is_final = name == FINAL or name.startswith(FINAL + ".")
     return is_final or name.split(".")[0] in ("observation", "action")
-
-
-# ---- videos ----
-
-
-def _av(names: Sequence[str]) -> Any:
-    skip = "format_options={'videos': 'skip'} reads all else"
-    with needs(f"PyAV, for the videos {excerpt(list(names))} ({skip}),", "video"):
-        return import_module("av")  # It has types, but is installed with the extra alone.
-
-
-def _frames(stream: Any, count: int, begin: float, fps: float, allowance: Allowance) -> np.ndarray:
-    """``count`` frames of an MP4 file from ``begin`` in seconds on: uint8 of (count, height, width, 3)."""
-    av = _av(())
-    found: np.ndarray | None = None
-    number = 0
-    try:
-        with av.open(stream, format="mp4") as container:
-            video = container.streams.video[0]
-            allowance.spend((count + _DECODER_FRAMES) * video.height * video.width * _RGB)
-            found = np.empty((count, video.height, video.width, _RGB), np.uint8)
-            container.seek(int(begin / video.time_base), stream=video, backward=True)
-            for frame in container.decode(video):
-                if frame.time is None or frame.time < begin - 0.5 / fps:
-                    continue
-                if number == count:
-                    break
-                if (frame.height, frame.width) != found.shape[1:3]:
-                    raise CorruptData(f"frame {number} has another size than the video")
-                found[number] = frame.to_ndarray(format="rgb24")
-                number += 1
-    except (av.FFmpegError, IndexError, ValueError, ZeroDivisionError) as error:
-        if isinstance(error, CorruptData):
-            raise
-        raise CorruptData(f"not readable as a video: {excerpt(str(error))}") from error
-    if number < count:
-        raise CorruptData(f"the video has {number} frames from {begin} seconds on, expected {count}")
-    return found

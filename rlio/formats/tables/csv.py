@@ -21,11 +21,19 @@ from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.text_table import TextTable
 from rlio.limits import Limits
+from rlio.mapping import Mapping
 
 _SEPARATORS: Final = b",;\t|"
 _LOOK_BYTES: Final = 1 << 16
 _QUOTED: Final = re.compile(rb'"[^"]*"')
 _NUMBER: Final = re.compile(rb"[-+]?[0-9][0-9.,]*(?:[eE][-+]?[0-9]+)?")
+_UNEVEN: Final = re.compile(r"Expected \d+ columns, got \d+")
+#: The separator, as Excel has it in a line of its own.
+_EXCEL: Final = re.compile(rb'"?sep=.?"?\s*')
+#: What may part values and is not found by looking: several characters, or blanks.
+_LONG: Final = re.compile(rb"(?<=\w)(?:[~^#$&@!:/]+| +|[\x01-\x08\x1f])(?=\w)")
+#: The one spelling of a whole number that two texts cannot share.
+_WHOLE: Final = r"^(0|-?[1-9][0-9]*)$"
 
 FORMAT = Format(
     name="csv",
@@ -36,6 +44,14 @@ FORMAT = Format(
     advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
 )
+
+
+def _way(separator: object) -> str:
+    """How text with a separator of several characters is read, to be appended."""
+    if not isinstance(separator, str) or not separator:
+        return ""
+    text = r"\s+" if separator.isspace() or separator == r"\s+" else re.escape(separator)
+    return f"; otherwise pass pandas.read_csv(path, sep={excerpt(text)}, engine='python') to rlio.read"
 
 
 class CsvTable(TextTable):
@@ -68,7 +84,7 @@ class CsvTable(TextTable):
     ) -> None:
         for name, value in (("delimiter", delimiter), ("comment", comment)):
             if value is not None and (not isinstance(value, str) or len(value) != 1):
-                raise OptionError(f"{name}={excerpt(value)}: expected one character")
+                raise OptionError(f"{name}={excerpt(value)}: expected one character{_way(value)}")
         if decimal not in (".", ","):
             raise OptionError(f"decimal={excerpt(decimal)}: expected '.' or ','")
         if names is not None and (isinstance(names, str) or not all(isinstance(name, str) for name in names)):
@@ -79,6 +95,35 @@ class CsvTable(TextTable):
         self._names: list[list[str]] = []
         self._separators: list[str] = []
         super().__init__(place, limits=limits)
+
+    def arranged(self, mapping: Mapping) -> Mapping:
+        """Ids and categories are texts, unless they are spelled as whole numbers are; see `Table`."""
+        import pyarrow as pa
+
+        kinds = {field.name: field.type for field in self._schema}
+        ids = kinds.keys() & {*(mapping.episode or ())}
+        whole = sorted(
+            name for name in ids | kinds.keys() & mapping.codes if pa.types.is_integer(kinds[name])
+        )
+        self._read_as_text(ids.difference(whole) | self._spelled_otherwise(whole))
+        return mapping
+
+    def _spelled_otherwise(self, names: Sequence[str]) -> set[str]:
+        """The columns of whole numbers that have another spelling of one, such as 0012 for 12."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found, texts = set[str](), pa.schema([(name, pa.string()) for name in names])
+        for file, blocks in enumerate(self._blocks):
+            for number in range(len(blocks)):
+                rest = [name for name in names if name not in found and name not in self.partitions[file]]
+                if not rest:
+                    break
+                table = self.decode(file, number, rest, texts)
+                found |= {
+                    name for name in rest if not pc.all(pc.match_substring_regex(table[name], _WHOLE)).as_py()
+                }
+        return found
 
     def header(self, stream: IO[bytes]) -> list[str]:
         """See `TextTable`."""
@@ -94,6 +139,15 @@ class CsvTable(TextTable):
             return self._take_given(stream, start)
         if line.count(self._separators[-1].encode()) >= self.limits.columns:
             raise UnsafeData(f"more than {self.limits.columns} columns")
+        if self._delimiter is None:
+            self._refuse_long_separators(stream, line)
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptData(
+                f"{excerpt(str(error))}: expected UTF-8; if the file has another encoding, such as utf-16 or "
+                "latin-1, pass pandas.read_csv(path, encoding=...) to rlio.read"
+            ) from error
         table = self.parse(line.rstrip(b"\r\n") + b"\n", len(self._names), None, None)
         if len(table):
             raise CorruptData(
@@ -117,6 +171,19 @@ class CsvTable(TextTable):
         self._names.append(self._given)
         return self._given
 
+    def _refuse_long_separators(self, stream: IO[bytes], line: bytes) -> None:
+        """Refuse names and a row that several characters part, or one that is not found by looking."""
+        separator, here = self._separators[-1].encode(), stream.tell()
+        row = stream.readline(self.limits.line_bytes)
+        stream.seek(here)
+        found = _LONG.search(line) if separator not in line else None
+        long = found[0] if found else 2 * separator
+        if long in row and (found or 2 * line.count(long) == line.count(separator) > 0):
+            raise UnknownLayout(
+                f"{excerpt(long.decode())} seems to part the values: expected one of , ; | and tab, or "
+                f"another character in format_options={{'delimiter': ...}}{_way(long.decode())}"
+            )
+
     @staticmethod
     def _refuse_numbers(names: Sequence[str]) -> None:
         """Refuse a first line that has a row instead of names. Pandas numbers columns without names."""
@@ -135,6 +202,8 @@ class CsvTable(TextTable):
         """
         mark, last, start = self._comment or b"#", b"", 0
         line = line.removeprefix(codecs.BOM_UTF8)
+        if _EXCEL.fullmatch(line):
+            line = stream.readline(self.limits.line_bytes)
         while line.startswith(mark):
             start, last = stream.tell(), line[len(mark) :].strip() + b"\n"
             line = stream.readline(self.limits.line_bytes)
@@ -209,6 +278,12 @@ class CsvTable(TextTable):
                 raise CorruptData(
                     f"not readable as CSV: {excerpt(str(error))}; if the lines that begin with # are "
                     "comments, pass format_options={'comment': '#'}"
+                ) from error
+            if _UNEVEN.search(str(error)):
+                raise CorruptData(
+                    f"not readable as CSV: {excerpt(str(error))}; if the last values of a row are a list, "
+                    "which the separator parts too, read the lines yourself, and pass one list a row to "
+                    "rlio.from_arrays; delete lines with other notes"
                 ) from error
             raise
 

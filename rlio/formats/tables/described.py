@@ -21,6 +21,8 @@ from rlio.formats.tables.table import Lists, Rows, Table
 __all__ = ["describe", "described_lists", "hint_of", "kind_of"]
 
 _SHOWN_COLUMNS: Final = 20
+_THOUSANDS: Final = re.compile(r"\s*[-+]?[0-9]{1,3}(,[0-9]{3})*(\.[0-9]*)?\s*")
+_MISSING: Final = frozenset(("nan", "null", "none", "na", "n/a", "?", "-", ""))
 _DECIMAL_COMMA: Final = re.compile(r"\s*[-+]?[0-9]*,?[0-9]+([eE][-+]?[0-9]+)?\s*")
 
 
@@ -91,6 +93,13 @@ def hint_of(value: Any, name: str) -> str:
         )
     if not texts:
         return ""
+    if all(map(_THOUSANDS.fullmatch, texts)):
+        return f" such as {excerpt(texts[0])}: pass pandas.read_csv(path, thousands=',') to rlio.read"
+    if missing := [text for text in texts if text.strip().lower() in _MISSING]:
+        return (
+            f" such as {excerpt(missing[0])}: if these are missing values, pass pandas.read_csv(path) to "
+            "rlio.read, which has NaN for them"
+        )
     if all(text.lstrip()[:1] in ("[", "(") for text in texts):
         return (
             f" such as {excerpt(texts[0], 60)}, lists written as text: load the table, and parse them, such "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,13 @@ from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.value_arrays import flags_in
 
 __all__ = [
+    "ENV_NAMES",
+    "NOT",
     "STEP_NAMES",
+    "Followed",
     "Restarts",
     "advice_of_flags",
+    "check_env",
     "check_first",
     "check_flagged",
     "check_followed",
@@ -43,19 +47,35 @@ STEP_NAMES: Final = frozenset(
     for name in ("t", "step", "steps", "timestep", "time_step", "step_id", "step_idx", "step_index")
 ) | {"frame_index", "step_num", "step_number", "step_count", "timesteps"}
 
+#: Names of columns that tell environments apart whose rows may be interleaved, in lower case.
+ENV_NAMES: Final = frozenset(
+    f"{name}{tail}"
+    for name in ("env", "environment", "worker", "actor")
+    for tail in ("", "_id", "_idx", "_index", "_num", "_number", "_rank")
+)
+#: Most environments whose rows may be interleaved, see `check_followed`.
+_MOST_ENVS: Final = 256
+
+#: What a flag that is true where a column is 0 begins with, in a mapping.
+NOT: Final = "not "
 _STARTS: Final = re.compile(r"start|first|begin|reset|is_init|(^|_)new(_|$)", re.IGNORECASE)
 
 
 def advice_of_flags(names: Sequence[str], *, is_inverted: bool | None = None) -> str:
-    """How a flag of first rows, or of rows that go on, is spelled; None: the name decides which it is."""
+    """How a flag of first rows, or of rows that go on, is spelled; None: the name decides which it is.
+
+    ``names`` are as in a mapping: ``"masks"``, ``"not masks"``.
+    """
     name = next((name for name in names if _STARTS.search(name)), names[0])
-    shown = excerpt(name)
+    shown, bare = excerpt(name), name.removeprefix(NOT)
     if is_inverted is None:
-        is_inverted = _STARTS.search(name) is None
+        is_inverted = _STARTS.search(name) is None and name == bare
+    if is_inverted and name != bare:
+        return f"if {excerpt(bare)} is true where an episode ends, pass terminated={excerpt(bare)}"
     if is_inverted:
         return (
             f"if {shown} is 0 where an episode ends (a mask, a discount, not_done), pass "
-            f"terminated={excerpt('not ' + name)}"
+            f"terminated={excerpt(NOT + name)}"
         )
     return (
         f"if {shown} marks the first row of each episode, pass starts={shown} instead of that flag (and of "
@@ -63,15 +83,22 @@ def advice_of_flags(names: Sequence[str], *, is_inverted: bool | None = None) ->
     )
 
 
+def _column_of(names: Sequence[str]) -> str | None:
+    return names[0].removeprefix(NOT) if names else None
+
+
 def check_first(is_start: np.bool_, is_forced: np.bool_, row: int, name: str) -> None:
     """Refuse a flag of first rows that the first row, or that of a file that is episodes, does not have."""
     if is_forced and not is_start:
+        bare = name.removeprefix(NOT)
+        other = bare if name != bare else NOT + bare
         raise SchemaError(
             f"row {row} begins an episode, and {excerpt(name)} is not true there: expected a flag of the "
-            "first row of each episode; "
+            f"first row of each episode; if {excerpt(bare)} is {int(name != bare)} in first rows only, pass "
+            f"starts={excerpt(other)}; "
             f"if it marks the last row, pass terminated={excerpt(name)} or truncated={excerpt(name)} "
             "instead of starts=; if the first episode is not recorded from its beginning, leave out its rows",
-            column=name,
+            column=bare,
         )
 
 
@@ -82,7 +109,7 @@ def check_starts(episodes: int, rows: int, name: str) -> None:
             f"{excerpt(name)} is true in {episodes} of {rows} rows: expected a flag of the first row of each "
             f"episode; {advice_of_flags([name], is_inverted=True)} instead of starts=; if most episodes have "
             "one row, name the column of ids in episode=",
-            column=name,
+            column=_column_of([name]),
         )
 
 
@@ -131,45 +158,165 @@ def check_flagged(flagged: NDArray[np.int64], rows: int, names: Sequence[str]) -
         f"{shown} is true in row 0 {found}: expected a flag of the last row of each episode; "
         f"{advice_of_flags(names, is_inverted=is_most)}; if the first episode has one row, name the column "
         "of its id in episode=",
-        column=names[0],
+        column=_column_of(names),
     )
 
 
-def check_followed(
-    now: Any, after: Any, ends: NDArray[np.bool_], names: Sequence[str], *, cuts: bool, row: int
-) -> None:
-    """Refuse flags in rows whose ``new_obs`` is the ``obs`` of the row after them, if other rows break off.
+class Followed(NamedTuple):
+    """Some rows and those after them, to compare the ``new_obs`` of each with the ``obs`` of the next.
 
-    Args:
-        now: ``obs`` of some rows.
-        after: ``new_obs`` of these rows.
+    Attributes:
+        obs: ``obs`` of the rows.
+        new_obs: ``new_obs`` of the rows.
         ends: Whether each is the last of its episode.
-        names: The columns of the flags.
-        cuts: Whether flags alone say where episodes end.
+        terminated: Whether each has a terminal ``new_obs``.
         row: Number of the first of these rows.
     """
-    pairs = [(leaf, dict(leaves(after)).get(path)) for path, leaf in leaves(now)]
-    goes_on, changes = np.ones(len(ends) - 1, np.bool_), np.zeros(len(ends) - 1, np.bool_)
-    for one, other in pairs:
-        if other is None or one.shape != other.shape or one.dtype.kind not in "biuf":
-            return
-        axes = tuple(range(1, one.ndim))
-        goes_on &= ((other[:-1] == one[1:]) | ((other[:-1] != other[:-1]) & (one[1:] != one[1:]))).all(
-            axis=axes
+
+    obs: Any
+    new_obs: Any
+    ends: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+    row: int
+
+
+def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
+    """Refuse ends at rows whose ``new_obs`` is the ``obs`` of the row after them.
+
+    Either flags are not in the last rows of episodes, or the final observations are lost.
+
+    Args:
+        rows: Some rows.
+        names: The columns of the flags.
+        cuts: Whether flags alone say where episodes end.
+
+    Returns:
+        What the user should know if rows may go on after an end; "": nothing.
+    """
+    found = _goes_on(rows)
+    if found is None:
+        return ""
+    goes_on, moves, spread = found
+    flagged = rows.ends[:-1]
+    if moves.any() and (breaks := int((~goes_on & ~flagged).sum())) * 2 > len(goes_on):
+        _check_interleaved(rows)
+        return (
+            f"In {breaks} of {len(goes_on)} compared rows from row {rows.row} on, new_obs is not the obs of "
+            "the next row of the episode: rows seem to be missing, or in another order."
         )
-        changes |= (one[:-1] != one[1:]).any(axis=axes)
-    flagged = ends[:-1]
-    if not flagged.any() or not changes.any():
-        return
+    if not flagged.any() or not moves.any() or not goes_on[flagged].any():
+        return ""
     elsewhere = bool(goes_on[flagged].all() and (~goes_on & ~flagged).any())
     mostly = bool(cuts and flagged.mean() > 0.5 and goes_on[flagged].mean() > 0.5)
-    if elsewhere or mostly:
-        at = int((flagged & goes_on).argmax())
+    if names and (elsewhere or mostly):
+        at = rows.row + int((flagged & goes_on).argmax())
         raise SchemaError(
-            f"row {row + at} ends an episode by {' or '.join(map(excerpt, names))}, but its new_obs is the "
-            f"obs of row {row + at + 1}: expected a flag of the last row of each episode; "
-            + advice_of_flags(names, is_inverted=mostly),
-            column=names[0],
+            f"row {at} ends an episode by {' or '.join(map(excerpt, names))}, but its new_obs is the "
+            f"obs of row {at + 1}: expected a flag of the last row of each episode; "
+            + (_late_or_early(flagged, goes_on, names[0]) or advice_of_flags(names, is_inverted=mostly)),
+            column=_column_of(names),
+        )
+    return _check_resets(rows, moves, spread) if goes_on.all() else ""
+
+
+def _goes_on(rows: Followed) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
+    """Of each row, whether its ``new_obs`` is the ``obs`` of the next, and how far it is from its ``obs``.
+
+    The last value is how far ``obs`` that are far apart in time are from each other. None: they are no
+    numbers that can be compared.
+    """
+    goes_on, moves = np.ones(len(rows.ends) - 1, np.bool_), np.zeros(len(rows.ends) - 1)
+    others, spread = dict(leaves(rows.new_obs)), np.zeros(len(rows.ends))
+    for path, one in leaves(rows.obs):
+        other = others.get(path)
+        if other is None or one.shape != other.shape or one.dtype.kind not in "biuf":
+            return None
+        now, after = (leaf.reshape(len(leaf), -1).astype(np.float64) for leaf in (one, other))
+        goes_on &= np.where(np.isnan(after[:-1]), np.isnan(now[1:]), after[:-1] == now[1:]).all(axis=1)
+        moves += np.nan_to_num(np.abs(after[:-1] - now[:-1]), posinf=0.0).sum(axis=1)
+        spread += np.nan_to_num(np.abs(now - np.roll(now, len(now) // 2, axis=0)), posinf=0.0).sum(axis=1)
+    return goes_on, moves, float(np.median(spread))
+
+
+def _check_interleaved(rows: Followed) -> None:
+    """Refuse rows of several environments in turn: ``new_obs`` is the ``obs`` some rows later."""
+    others = dict(leaves(rows.new_obs))
+    keys: list[list[int]] = [[], []]
+    for row in range(len(rows.ends)):
+        for each, parts in zip(keys, (dict(leaves(rows.obs)), others), strict=True):
+            each.append(hash(tuple(leaf[row].astype(np.float64).tobytes() for leaf in parts.values())))
+    now, after = map(np.array, keys)
+    for apart in range(2, min(_MOST_ENVS, len(now) // 2) + 1):
+        if (after[:-apart] == now[apart:]).mean() > 0.5:
+            raise SchemaError(
+                f"the new_obs of most rows is the obs {apart} rows later: rows of {apart} environments seem "
+                f"to be interleaved, expected those of an episode together; {_WAY_OF_ENVS}",
+                column="new_obs",
+            )
+
+
+def _late_or_early(flagged: NDArray[np.bool_], goes_on: NDArray[np.bool_], name: str) -> str:
+    """What to do with flags of which each is a row after the end that ``new_obs`` shows, or before it."""
+    bare = excerpt(name.removeprefix(NOT))
+    if np.array_equal(flagged[1:], ~goes_on[:-1]):
+        return (
+            f"it is the first row of the next one: pass starts={excerpt(name)}, if row 0 has that flag, too; "
+            f"otherwise move it up, such as log[{bare}] = log[{bare}].shift(-1)"
+        )
+    if np.array_equal(flagged[:-1], ~goes_on[1:]):
+        return f"it is one row early: move it down, such as log[{bare}] = log[{bare}].shift(1)"
+    return ""
+
+
+def _check_resets(rows: Followed, moves: NDArray[np.float64], spread: float) -> str:
+    """Refuse final observations that are the first ones of the next episodes, unless rows may just go on.
+
+    Rows may go on if an endless run was cut, or its goals are marked: then the observation moves no further
+    at ends than elsewhere. Where it may move anywhere in a step, that says nothing.
+    """
+    flagged = rows.ends[:-1]
+    within = moves[~flagged]
+    jumps = len(within) and np.median(moves[flagged]) > np.quantile(within, 0.99)
+    is_smooth = len(within) and np.median(within) < spread / 2
+    found = (
+        f"the new_obs of the last row of each episode is the first obs of the next one (from row "
+        f"{rows.row + int(flagged.argmax())} on, {int(flagged.sum())} compared)"
+    )
+    lost = (
+        "if the environments reset themselves, the final observations are lost: pass next_obs='derive', "
+        "which marks them as unknown, or write those of infos (final_obs, final_observation, "
+        "terminal_observation) into these rows"
+    )
+    if jumps or (rows.terminated[:-1][flagged].any() and not is_smooth):
+        raise SchemaError(f"{found}: expected the one that the last action led to; {lost}", column="new_obs")
+    return f"{found[0].upper()}{found[1:]}: an endless run seems to be cut there; {lost}."
+
+
+#: What to do with rows of several environments.
+_WAY_OF_ENVS: Final = (
+    "name the column of the environment in episode=, and what orders its rows in sort=; if flags end "
+    "episodes within it, number them: done = log['done'].astype(int), log['part'] = "
+    "done.groupby(log['env']).cumsum() - done, episode=['env', 'part']"
+)
+
+
+def check_env(name: str, values: NDArray[Any], before: Any, is_first: NDArray[np.bool_], row: int) -> None:
+    """Refuse a column that tells environments apart, and changes within an episode.
+
+    Args:
+        name: The column.
+        values: Its values in some rows.
+        before: Its value in the row before these.
+        is_first: Which of the rows are the first of an episode.
+        row: Number of the first of these rows.
+    """
+    changes = np.concatenate([[before is not None and values[0] != before], values[1:] != values[:-1]])
+    if (wrong := changes & ~is_first).any():
+        at = int(wrong.argmax())
+        raise SchemaError(
+            f"row {row + at}: {excerpt(name)} changes within an episode: rows of several environments seem "
+            f"to be interleaved, expected those of an episode together; {_WAY_OF_ENVS}",
+            column=name,
         )
 
 
@@ -187,6 +334,7 @@ class Restarts:
         self._name, self._starts, self._in_order, self._skips = name, starts, in_order, skips_last
         self._first: Any = None
         self._before: Any = None
+        self._same = self._steps = 0
 
     def look(self, start: int, values: NDArray[Any]) -> None:
         """Take in the next rows, from row ``start``.
@@ -204,6 +352,8 @@ class Restarts:
         first[episode[is_first] - low] = values[is_first]
         before = np.concatenate([values[:1] if self._before is None else self._before, values[:-1]])
         back = (values < before) & ~is_first
+        self._same += int(((values == before) & ~is_first).sum())
+        self._steps += int(((values > before) & ~is_first).sum())
         wrong = back & (values == first[episode - low])
         if self._in_order:
             wrong |= back & (values + 1 < before)
@@ -215,8 +365,19 @@ class Restarts:
             raise SchemaError(
                 f"row {start + at}: {name} goes back from {before[at]} to {values[at]} within an episode: "
                 "expected one that goes on; name a further column in episode=[...] that changes there, such "
-                f"as log['part'] = (log[{name}].diff() < 0).cumsum(), or sort the table; if it is no step "
-                f"number, map it under a name of your own: columns={{'phase': {name}}}",
+                f"as log['part'] = (log[{name}].diff() < 0).cumsum(), or sort the table, if rows of "
+                "several environments are interleaved; if it is no step number, map it under a name of "
+                f"your own: columns={{'phase': {name}}}",
+                column=self._name,
+            )
+
+    def finish(self) -> None:
+        """Refuse steps of which as many repeat the step before as go on, if rows must go on."""
+        if self._in_order and 0 < self._steps <= self._same:
+            raise SchemaError(
+                f"{excerpt(self._name)} repeats the step before in {self._same} rows, and goes on in "
+                f"{self._steps}: rows of several environments seem to be interleaved, or rows are there "
+                f"twice; expected those of an episode in their order; {_WAY_OF_ENVS}",
                 column=self._name,
             )
 
@@ -246,6 +407,7 @@ def check_one_step(columns: Mapping[str, Any], *, has_flags: bool) -> None:
     shapes = {name: leaves(columns[name])[0][1].shape[1:] for name in (Columns.OBS, *names)}
     raise SchemaError(
         f"found rows of the shapes {excerpt(shapes)}: each seems to be an episode of {steps} steps, expected "
-        "one step a row: pass per_row=True if each row is an episode",
+        "one step a row: pass per_row=True if each row is an episode; if the arrays have the shape (steps, "
+        "environments, ...), swap these axes first, as in obs.swapaxes(0, 1)",
         column=Columns.OBS,
     )

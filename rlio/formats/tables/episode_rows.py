@@ -36,6 +36,7 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.errors import DataNotFound, OptionError, RlioError, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.value_arrays import flags_in
+from rlio.formats.tables.padding import PaddedLists, padding_error
 from rlio.formats.tables.paths import paths_in, resolved, walk
 from rlio.formats.tables.table import Lists, Rows, Table
 from rlio.mapping import DERIVE, Mapping
@@ -44,6 +45,9 @@ __all__ = ["EpisodeRows"]
 
 # Rows whose lists are measured at once.
 _SCAN_ROWS: Final = 1024
+# Rows in which padding is looked for before any is read.
+_LOOK_ROWS: Final = 64
+_LOOK_BYTES: Final = 16 << 20
 
 
 class EpisodeRows(Table):
@@ -70,9 +74,16 @@ class EpisodeRows(Table):
         self.has_final: bool = False
         self._obs = {path[0] for path in paths_in(table, mapping.columns, of=Columns.OBS)}
         self._mask, self._is_inverted = self._mask_of()
+        #: Columns that show padding that is not stated; a final row has none but obs.
+        others = () if mapping.final_row else (Columns.ACTIONS, Columns.REWARDS)
+        self._looked = self._obs.union(
+            *({path[0] for path in paths_in(table, mapping.columns, of=name)} for name in others)
+        )
         #: The column whose lists say how long an episode is; None: each row is an episode of one step.
         self._reference = self._reference_of()
-        #: Of each file: the steps of each row, the items of its lists, and the rows of steps before each.
+        #: Of each file: the padding before the steps of each row, its steps, the items of its lists, and the
+        #: rows of steps before each.
+        self._skips: list[NDArray[np.int64]] = []
         self._steps: list[NDArray[np.int64]] = []
         self._items: list[NDArray[np.int64]] = []
         self._starts: list[list[int]] = []
@@ -82,6 +93,7 @@ class EpisodeRows(Table):
             except RlioError as error:
                 raise_at(error, uri=table.files[file].uri if table.files else table.uri)
         self._look_for_final()
+        self._look_for_padding()
         for steps in self._steps:
             self._starts.append([0, *accumulate((steps + (self.has_final & (steps > 0))).tolist())])
         self.rows: Sequence[int] = [starts[-1] for starts in self._starts]
@@ -111,6 +123,12 @@ class EpisodeRows(Table):
         single = [
             name for name, path in listed.items() if path is None and (not found or name == Columns.REWARDS)
         ]
+        if single == [Columns.REWARDS] and found:
+            raise SchemaError(
+                f"per_row=True: found one value a row in {excerpt(single)}, maybe the return of the episode: "
+                "expected a list with an item a step; load the file, and make it one, such as "
+                "[0.0] * (steps - 1) + [reward]; if actions are the vector of one step, make it a list of one"
+            )
         if single or not found:
             raise SchemaError(
                 f"per_row=True: found one value a row in {excerpt(single)}, expected a list with an item a "
@@ -136,8 +154,9 @@ class EpisodeRows(Table):
         if self._reference is None:
             self._items.append(np.ones(rows, np.int64))
             self._steps.append(np.ones(rows, np.int64))
+            self._skips.append(np.zeros(rows, np.int64))
             return
-        items, steps = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        found_of: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in range(3)]
         for start in range(0, rows, _SCAN_ROWS):
             part = Rows(file, start, min(rows, start + _SCAN_ROWS))
             found = self._first_lists(part, self._reference)
@@ -145,10 +164,12 @@ class EpisodeRows(Table):
             size = sum(leaf.nbytes for _, leaf in leaves(found.values))
             if not size and found.lengths.any():
                 raise UnsafeData("the lists have items of no bytes", column=".".join(self._reference))
-            items.append(found.lengths)
-            steps.append(self._steps_of(part, found.lengths))
-        self._items.append(np.concatenate(items))
-        self._steps.append(np.concatenate(steps))
+            for each, values in zip(
+                found_of, (found.lengths, *self._steps_of(part, found.lengths)), strict=True
+            ):
+                each.append(values)
+        for kept, each in zip((self._items, self._skips, self._steps), found_of, strict=True):
+            kept.append(np.concatenate(each))
 
     def _first_lists(self, rows: Rows, path: tuple[str, ...]) -> Lists:
         each = _lists_in(walk(self._table.lists(rows, path[0]), path))
@@ -157,9 +178,9 @@ class EpisodeRows(Table):
             raise SchemaError("expected a list in each row", column=".".join(path))
         return found
 
-    def _steps_of(self, rows: Rows, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The steps of some rows that are no padding."""
-        name = self._map.lengths
+    def _steps_of(self, rows: Rows, items: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The items of padding before the steps of some rows, and the steps."""
+        name, none = self._map.lengths, np.zeros(len(items), np.int64)
         if name is not None:
             path = resolved(self._table, name, "lengths")
             values = walk(self._table.read(rows, [path[0]])[path[0]], path)
@@ -176,12 +197,12 @@ class EpisodeRows(Table):
                     "expected the number of its steps",
                     column=name,
                 )
-            return values.astype(np.int64)
-        return items if self._mask is None else self._steps_of_mask(rows, items, self._mask)
+            return none, values.astype(np.int64)
+        return (none, items) if self._mask is None else self._steps_of_mask(rows, items, self._mask)
 
     def _steps_of_mask(
         self, rows: Rows, items: NDArray[np.int64], path: tuple[str, ...]
-    ) -> NDArray[np.int64]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         found, name = self._first_lists(rows, path), ".".join(path)
         lengths, flags = (
             found.lengths,
@@ -197,16 +218,25 @@ class EpisodeRows(Table):
             )
         flags = ~flags if self._is_inverted else flags
         total, ends = np.concatenate([[0], np.cumsum(flags)]), np.cumsum(lengths)
-        steps: NDArray[np.int64] = total[ends] - total[ends - lengths]
-        expected = _within(lengths) < np.repeat(steps, lengths)
-        if (flags != expected).any():
-            at = int(np.searchsorted(ends, int((flags != expected).argmax()), side="right"))
-            raise SchemaError(
-                f"valid: a step of row {rows.start + at} follows padding: expected padding after the last "
-                f"step only; if the column marks padding, pass valid={excerpt('not ' + name)}",
-                column=name,
-            )
-        return steps
+        begins = ends - lengths
+        steps: NDArray[np.int64] = total[ends] - total[begins]
+        # The first step of each row, and 0 if it has none.
+        skips: NDArray[np.int64] = np.searchsorted(total, total[begins], side="right") - 1 - begins
+        skips[steps == 0] = 0
+        place, skipped = _within(lengths), np.repeat(skips, lengths)
+        expected = (place >= skipped) & (place < skipped + np.repeat(steps, lengths))
+        if (wrong := flags != expected).any():
+            raise self._mask_error(rows.start + int(np.searchsorted(ends, int(wrong.argmax()), side="right")))
+        return skips, steps
+
+    def _mask_error(self, row: int) -> SchemaError:
+        name = ".".join(self._mask or ())
+        way = f"valid={excerpt(name if self._is_inverted else 'not ' + name)}"
+        return SchemaError(
+            f"valid: steps of row {row} follow padding, or seem to be padding: expected steps that follow "
+            f"each other, with padding before or after all; if the column marks the opposite, pass {way}",
+            column=name,
+        )
 
     def _look_for_final(self) -> None:
         """See whether the lists of obs have one item more than those of other columns."""
@@ -249,11 +279,54 @@ class EpisodeRows(Table):
         def cut(leaf: NDArray[Any]) -> NDArray[Any]:
             return leaf[here] if rows.keep is None else leaf[here][rows.keep]
 
-        found = {}
+        found, lists = {}, {name: self._table.lists(part, name) for name in names}
+        self._check_padding(part, [lists[name] for name in self._looked.intersection(names)])
         for name in names:
-            steps = self._flat(self._table.lists(part, name), part, name)
+            steps = self._flat(lists[name], part, name)
             found[name] = None if steps is None else map_structure(cut, steps)
         return found
+
+    def _look_for_padding(self) -> None:
+        """Look at the first episodes of each file, as far as they are small."""
+        for file, rows in enumerate(self._table.rows):
+            if self._reference is None or not rows:
+                continue
+            names = [name for name in self._looked if name in self._table.names]
+            size = sum(_bytes(self._table.lists(Rows(file, 0, 1), name)) for name in names)
+            part = Rows(file, 0, min(rows, _LOOK_ROWS, 1 + _LOOK_BYTES // max(1, size)))
+            self._check_padding(part, [self._table.lists(part, name) for name in names], is_all=True)
+
+    def _check_padding(self, rows: Rows, columns: Sequence[Any], *, is_all: bool = False) -> None:
+        """Refuse steps that are padding, and padding that the mapping does not expect there.
+
+        ``is_all``: whether these are all columns, so that zeros in all of them tell something.
+        """
+        each = [one for column in columns for one in _lists_in(column)]
+        here = slice(rows.start, rows.stop)
+        steps, skips = self._steps[rows.file][here], self._skips[rows.file][here]
+        parts = [
+            PaddedLists(leaf.reshape(len(leaf), -1), one.lengths, steps, skips)
+            for one in each
+            if one.lengths is not None
+            for _, leaf in leaves(one.values)
+            if leaf.dtype.kind in "biuf" and leaf.size
+        ]
+        if not parts or not len(steps):
+            return
+        if self._mask is not None:
+            found = np.logical_and.reduce([part.is_inverted() for part in parts])
+            if found.any():
+                raise self._mask_error(rows.start + int(found.argmax()))
+            return
+        is_lost = [part.is_lost() for part in parts if part.values.dtype.kind == "f"]
+        found = np.logical_and.reduce(is_lost) if is_lost else np.zeros(len(steps), np.bool_)
+        if self._map.lengths:
+            found |= np.logical_and.reduce([part.is_left() for part in parts])
+        elif is_all and len(parts) > 1 and len(set(self._items[rows.file].tolist())) == 1:
+            wide = max(part.values.shape[1] for part in parts)
+            found |= np.logical_and.reduce([part.ends_with_zeros() for part in parts]) & (wide > 1)
+        if found.any():
+            raise padding_error(rows.start + int(found.argmax()), self._map.lengths)
 
     def _flat(self, found: Any, rows: Rows, name: str) -> Any:
         """The steps of a column of some rows."""
@@ -261,6 +334,7 @@ class EpisodeRows(Table):
             return {key: self._flat(part, rows, name) for key, part in found.items()}
         here = slice(rows.start, rows.stop)
         steps, items = self._steps[rows.file][here], self._items[rows.file][here]
+        skips = self._skips[rows.file][here]
         counts = steps + (self.has_final & (steps > 0))
         if found.values is None:
             return None
@@ -278,7 +352,7 @@ class EpisodeRows(Table):
         begins = np.cumsum(found.lengths) - found.lengths
         # Where a list has no item for the final row, its last one stands there, and is not used.
         last = np.repeat(steps - 1 + more, counts)
-        index = np.repeat(begins, counts) + np.minimum(_within(counts), last)
+        index = np.repeat(begins + skips, counts) + np.minimum(_within(counts), last)
         return map_structure(lambda leaf: leaf[index], found.values)
 
     def count(self, file: int, name: str) -> int:
@@ -308,6 +382,10 @@ def _lists_in(found: Any) -> Iterator[Lists]:
     elif isinstance(found, abc.Mapping):
         for part in found.values():
             yield from _lists_in(part)
+
+
+def _bytes(column: Any) -> int:
+    return sum(leaf.nbytes for one in _lists_in(column) for _, leaf in leaves(one.values))
 
 
 def _within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

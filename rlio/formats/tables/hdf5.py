@@ -29,6 +29,7 @@ from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
 from rlio.formats.place import Place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
+from rlio.formats.tables.paths import flags_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
@@ -102,6 +103,12 @@ class Hdf5Table(Table):
         self._is_flat = not (glob or mapping.per_file)
         self._lacks = int(mapping.final_row and not self._is_flat)
         wanted = _names_in(mapping)
+        if not self._is_flat:
+            groups = self._guarded(0, lambda: self._matching(0, glob)) if glob else [""]
+            self.of_episodes = frozenset(
+                flag for flag in flags_of(mapping) if self._guarded(0, partial(self._is_one, groups, flag))
+            )
+            wanted = [name for name in wanted if name not in self.of_episodes]
         if not self._is_flat and not mapping.final_row and mapping.next_obs in (None, DERIVE):
             self._obs = _names_in(mapping, of=Columns.OBS)
             if self._guarded(0, lambda: self._is_longer(self._first(glob), wanted)):
@@ -114,6 +121,16 @@ class Hdf5Table(Table):
             return mapping
         self.lengths: Sequence[int] | None = [b - a for rows in self._starts for a, b in pairwise(rows)]
         return replace(mapping, episode=None, per_file=None)
+
+    def _is_one(self, groups: Sequence[str], name: str) -> bool:
+        """Whether a column of the first file has one value an episode. One step has one, too."""
+        for group in groups:
+            dataset = self._handles.member(0, _join(group, name))
+            if not self._handles.is_dataset(dataset) or dataset.shape not in ((), (1,)):
+                return False
+            if dataset.shape == ():
+                return True
+        return True
 
     def _is_longer(self, group: str, wanted: Collection[str]) -> bool:
         """Whether the observations of the first episode have one row more than its other columns."""
@@ -301,6 +318,12 @@ class Hdf5Table(Table):
 
     def _dataset(self, number: int, group: str, path: str) -> Any:
         dataset = self._handles.checked(number, _join(group, path))
+        if dataset.shape == () and self._is_flat:
+            raise SchemaError(
+                "found one value, expected a row a step: if it is the flag of an episode, pass "
+                "per_file=True, with which each file is one",
+                column=path,
+            )
         if not dataset.shape or dataset.dtype.kind not in "biuf":
             raise SchemaError(
                 f"found {dataset.dtype} of the shape {dataset.shape}, expected numbers with a row a step",
@@ -340,9 +363,8 @@ class Hdf5Table(Table):
                 return
             dataset = self._dataset(rows.file, groups[at], path)
             if not count - self._lacks <= len(dataset) <= count:
-                raise SchemaError(
-                    f"found {len(dataset)} rows, expected {count} as in other columns", column=path
-                )
+                self._check_rows(rows.file, path, len(dataset))
+                raise SchemaError(f"found {len(dataset)} rows, expected {count}", column=path)
             low, high = max(rows.start - base, 0), min(rows.stop - base, count)
             found = self._handles.read(dataset, low, high)
             if len(found) < high - low:  # The final row has no value.
@@ -361,9 +383,24 @@ class Hdf5Table(Table):
 
     def array(self, file: int, name: str) -> NDArray[Any]:
         """See `Table`."""
+        if name in self.of_episodes:
+            return self._guarded(file, partial(self._values_of_episodes, file, name))
         if self._groups[file] != [""] or self._handles.member(file, name) is None:
             return super().array(file, name)
         return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
+
+    def _values_of_episodes(self, file: int, name: str) -> NDArray[Any]:
+        found = []
+        for group in self._groups[file]:
+            dataset = self._handles.checked(file, _join(group, name))
+            if dataset.shape not in ((), (1,)) or dataset.dtype.kind not in "biuf":
+                raise SchemaError(
+                    f"found {dataset.dtype} of the shape {dataset.shape} in {excerpt(group or 'the file')}, "
+                    "expected one number or flag, as in the first episode",
+                    column=name,
+                )
+            found.append(np.reshape(dataset[()], 1))
+        return np.concatenate(found)
 
     def close(self) -> None:
         """Close all files."""
@@ -444,9 +481,7 @@ def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
         specs = [spec for name, spec in mapping.columns.items() if name.partition("/")[0] == of]
         return list(names(specs))
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
-    flags = [
-        flag for flag in (mapping.terminated, mapping.truncated, mapping.starts) if isinstance(flag, str)
-    ]
+    flags = [*flags_of(mapping), *([mapping.starts] if mapping.starts else ())]
     return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
 
 

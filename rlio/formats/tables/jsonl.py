@@ -18,6 +18,7 @@ from rlio.errors import UnsafeData
 from rlio.formats.files.json_files import first_keys, list_of_records
 from rlio.formats.format import Format, Marks
 from rlio.formats.tables.text_table import TextTable
+from rlio.mapping import Mapping
 
 FORMAT = Format(
     name="jsonl",
@@ -42,6 +43,14 @@ class JsonlTable(TextTable):
     """Files of JSON lines; a `Table`."""
 
     title = "JSON lines"
+
+    def arranged(self, mapping: Mapping) -> Mapping:
+        """Ids that look like times are texts: a time has several spellings; see `Table`."""
+        import pyarrow as pa
+
+        ids = {*(mapping.episode or ())}
+        self._read_as_text([f.name for f in self._schema if f.name in ids and pa.types.is_temporal(f.type)])
+        return mapping
 
     def parse(self, text: bytes, file: int, names: Sequence[str] | None, schema: Any) -> Any:
         """See `TextTable`."""

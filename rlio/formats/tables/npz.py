@@ -29,8 +29,10 @@ from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin, PreparedEpisode
+from rlio.formats.tables.paths import flags_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
+from rlio.mapping import Mapping
 from rlio.storage.filesystem import Storage, open_input
 from rlio.storage.zip_files import check_member, open_archive
 
@@ -80,15 +82,17 @@ class NpzTable(Table):
         super().__init__(place.uri, place.files, limits)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
-        #: Of each file: the first axis of each array.
+        #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
         self._counts: list[dict[str, int]] = []
+        self._single: set[str] = set()
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
-            self._counts.append({name: shape[0] for name, shape in shapes.items() if shape})
-            counts = [*self._counts[-1].values()]
+            self._counts.append({name: shape[0] if shape else 1 for name, shape in shapes.items()})
+            self._single |= {name for name, shape in shapes.items() if not shape}
+            counts = [shape[0] for shape in shapes.values() if shape]
             rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
-            names = [*self._counts[-1]]
+            names = [name for name, shape in shapes.items() if shape]
             self.add_file(names, rows)
             steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
             is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
@@ -96,6 +100,13 @@ class NpzTable(Table):
         if all(one is not None for one in lengths):
             self.lengths: Sequence[int] | None = [steps for one in lengths for steps in one or ()]
             self.names: Sequence[str] = [name for name in self.names if name != _LENGTHS]
+
+    def arranged(self, mapping: Mapping) -> Mapping:
+        """Flags of episodes may be single values; see `Table`."""
+        flags = {flag for flag in flags_of(mapping) if all(flag in counts for counts in self._counts)}
+        self.of_episodes = frozenset(flags & self._single)
+        self.names = [*self.names, *sorted(self.of_episodes.difference(self.names))]
+        return mapping
 
     def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
         def opened() -> T:
@@ -137,7 +148,7 @@ class NpzTable(Table):
                 continue
             piece.spend(info.file_size)
             with archive.open(info) as member:
-                found[name] = self._array_of(member, info.file_size, name)
+                found[name] = np.atleast_1d(self._array_of(member, info.file_size, name))
         return found
 
     def _array_of(self, member: IO[bytes], size: int, name: str) -> NDArray[Any]:

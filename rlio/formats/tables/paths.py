@@ -11,9 +11,9 @@ import numpy as np
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.formats.tables.table import Lists, Table
-from rlio.mapping import nested
+from rlio.mapping import Mapping, nested
 
-__all__ = ["paths_in", "paths_of", "resolved", "walk"]
+__all__ = ["flags_of", "paths_in", "paths_of", "resolved", "walk"]
 
 
 def resolved(table: Table, name: object, option: str) -> tuple[str, ...]:
@@ -34,6 +34,12 @@ def resolved(table: Table, name: object, option: str) -> tuple[str, ...]:
     raise MissingColumn(
         f"{option}: {lacks} column {excerpt(name)}{did_you_mean(name, table.names)}", column=name
     )
+
+
+def flags_of(mapping: Mapping) -> list[str]:
+    """The columns that ``terminated`` and ``truncated`` name, without the ``not``."""
+    given = (mapping.terminated, mapping.truncated)
+    return [flag.removeprefix("not ").strip() for flag in given if isinstance(flag, str)]
 
 
 def paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
@@ -65,23 +71,30 @@ def walk(found: Any, path: tuple[str, ...]) -> Any:
     Raises:
         MissingColumn: The column has no such part.
     """
-    for key in path[1:]:
-        if isinstance(found, Lists) and isinstance(found.values, dict) and key in found.values:
-            found = Lists(found.lengths, found.values[key])
-        elif (
-            isinstance(found, np.ndarray)
-            and found.dtype == object
-            and all(isinstance(v, dict) for v in found)
-        ):
-            found = np.array([row.get(key) for row in found])
-        elif isinstance(found, dict) and key in found:
-            found = found[key]
-        else:
-            raise MissingColumn(
-                f"the column {excerpt(path[0])} has no part {excerpt(key)}{_way(found)}",
-                column=".".join(path),
-            )
+    keys = list(path[1:])
+    while keys:
+        # A key may have dots, as TimeLimit.truncated in the infos of Gym: the longest that is there counts.
+        tried = [".".join(keys[:end]) for end in range(len(keys), 0, -1)]
+        found, key = _part(found, tried, path)
+        keys = keys[key.count(".") + 1 :]
     return found
+
+
+def _part(found: Any, tried: Sequence[str], path: tuple[str, ...]) -> tuple[Any, str]:
+    """The part of a column under the first of some keys that it has, and the key."""
+    parts = found.values if isinstance(found, Lists) else found
+    if isinstance(parts, np.ndarray) and parts.dtype == object and all(isinstance(v, dict) for v in parts):
+        known = {key for row in parts for key in row}
+        key = next((key for key in tried if key in known), tried[0])
+        return np.array([row.get(key) for row in parts]), key
+    names = parts.dtype.names or () if isinstance(parts, np.ndarray) else parts
+    key = next((key for key in tried if isinstance(names, dict | tuple) and key in names), "")
+    if not key:
+        raise MissingColumn(
+            f"the column {excerpt(path[0])} has no part {excerpt(tried[-1])}{_way(found)}",
+            column=".".join(path),
+        )
+    return Lists(found.lengths, parts[key]) if isinstance(found, Lists) else parts[key], key
 
 
 def _way(found: Any) -> str:

@@ -80,6 +80,7 @@ class Table:
         continues: Whether the files are one table in pieces; None: not known.
         lengths: Steps of the episodes; None: the table does not state them.
         allowance: That of the files.
+        of_episodes: Columns that have one value an episode, which `array` gives.
         together: Columns that the caller will read for the same rows; they are decoded at once.
     """
 
@@ -89,6 +90,7 @@ class Table:
     is_cut: bool = False
     #: Whether `array` gives any column whole, as NPZ and arrays in memory do.
     holds_arrays: bool = False
+    of_episodes: frozenset[str] = frozenset()
     together: frozenset[str] = frozenset()
 
     def __init__(self, uri: str, files: Sequence[InputFile] = (), limits: Limits = DEFAULT_LIMITS) -> None:
@@ -184,7 +186,11 @@ class Table:
         """Refuse a column that has not as many rows as most columns of its file."""
         if rows != self.rows[file]:
             raise SchemaError(
-                f"found {rows} rows, expected {self.rows[file]} as in other columns", column=name
+                f"found {rows} rows, expected {self.rows[file]} as in other columns"
+                + "; if it belongs to the file as an episode, pass per_file=True" * (rows == 1)
+                + "; if each file is one step, load all, and pass their stacked arrays to rlio.from_arrays"
+                * (rows > 1 and len(self.files) > 1 and self.holds_arrays),
+                column=name,
             )
 
 

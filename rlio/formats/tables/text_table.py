@@ -11,7 +11,7 @@ import gzip
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final, cast
 
@@ -129,15 +129,22 @@ class TextTable(Pieces):
         self.add_pieces(head or list(names) or self.names, rows)
         return schemas
 
-    def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
-        """See `Pieces`."""
+    def _read_as_text(self, names: Collection[str]) -> None:
+        """Give columns the type of texts, whatever their values look like."""
+        import pyarrow as pa
+
+        for name in names:
+            self._schema = self._schema.set(self._schema.get_field_index(name), pa.field(name, pa.string()))
+
+    def decode(self, file: int, piece: int, names: Sequence[str], schema: Any = None) -> Any:
+        """See `Pieces`. ``schema``: other types than those of the table."""
 
         def action() -> Any:
             stream = self._open.get(file) or self._open.add(file, self._opened(file))
             start, size = self._blocks[file][piece]
             self.allowance.piece().spend(_PARSED * size)
             stream.seek(start)
-            return self.parse(stream.read(size), file, names, self._schema)
+            return self.parse(stream.read(size), file, names, schema or self._schema)
 
         return guarded(self.files[file], None, action, format=self.title)
 
