@@ -40,7 +40,7 @@ _JSON: Final = ColumnSpec("|O", (), "json")
 _MOST_KEYS: Final = 128
 _MOST_DEEP: Final = 4
 _MOST_CHARACTERS: Final = 128
-_MOST_BYTES: Final = 4 << 20
+_MOST_BYTES: Final = 64 << 10
 _STORED: Final = ("scalar", "list", "bytes")
 _RESERVED_ENDS: Final = ("#older", ".list.element")
 
