@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from rlio.batch.columns import Columns
 from rlio.batch.nested import Path, path_text
 from rlio.errors import SchemaConflict, excerpt
 from rlio.schemas.column import ColumnSpec
@@ -38,6 +39,8 @@ def check_agreement(
                 if not leaves:
                     continue
                 found = {leaf.path: leaf.spec for leaf in leaves}
+                if column == Columns.INFOS and policy.infos is not None:
+                    found = {(): ColumnSpec("|O", (), "json")}  # Their keys never conflict.
                 other, specs = seen.setdefault((pid, column), (name, found))
                 difference = _difference(specs, found)
                 if difference is not None:

@@ -29,8 +29,11 @@ __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable", "object_rows
 #: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
 #: the row's array as fixed-length bytes; ``picture``: the row's array as a PNG or JPEG file; ``text``: one
 #: string per row; ``ragged``: a Parquet list of any length; ``nested``: lists and structs of a `Structure`;
-#: ``json``: any object as JSON text; ``none``: no bytes at all, for zero-sized shapes.
-Kind: TypeAlias = Literal["scalar", "list", "bytes", "picture", "text", "ragged", "nested", "json", "none"]
+#: ``json``: any object as JSON text; ``none``: no bytes at all, for zero-sized shapes; ``mask``: which rows
+#: have a value in another column, as its nulls.
+Kind: TypeAlias = Literal[
+    "scalar", "list", "bytes", "picture", "text", "ragged", "nested", "json", "none", "mask"
+]
 
 #: Kinds whose values have no fixed size.
 TEXTS = ("text", "ragged", "nested", "json")
@@ -328,6 +331,8 @@ class ColumnSpec:
             self.dtype != "|O" or self.items.kind not in ("scalar", "list", "bytes") or self.items.stack
         ):
             return False
+        if self.kind == "mask":
+            return (self.dtype, self.shape, self.stack, self.codec) == ("|b1", (), None, None)
         if self.kind in TEXTS:
             return self.shape == () and self.dtype in ("|O", "<U", ">U", "|S") and self.stack is None
         dtype = self.numpy

@@ -76,7 +76,7 @@ def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch |
         return joined
     assert isinstance(joined, SampleBatch)
     ends = [0, *accumulate(len(part.batch) for part in parts)]
-    found: dict[str, Column] = dict(joined)
+    found: dict[str, Column] = {name: joined._raw(name) for name in joined}
     for (column, path), frames in first.frames.items():
         out = empty((ends[-1], frames.stack.depth, *frames.shape), frames.dtype)
         for part, (start, stop) in zip(parts, pairwise(ends), strict=True):
@@ -99,7 +99,7 @@ def join_folded(parts: Sequence[Folded]) -> Folded:
         return Folded(unfold(parts))
     batch = concat_samples([part.batch for part in parts])
     assert isinstance(batch, SampleBatch)
-    columns: dict[str, Column] = dict(batch)
+    columns: dict[str, Column] = {name: batch._raw(name) for name in batch}
     joined: dict[tuple[int, ...], Frames] = {}  # obs and new_obs share their frames, and still do joined.
     frames = {}
     for column, path in first.frames:

@@ -75,6 +75,10 @@ def group_table(group: RowGroup, schema: Schema, streams: StreamTable) -> pa.Tab
         values, valid = columns[name]
         stored = _stored(group, schema, name, distance)
         columns[name] = (values[stored], stored) if valid is None else (values[stored[valid]], valid & stored)
+    for name, mask in schema.masks.items():
+        columns[name] = _masked(columns[name], columns[mask], group.rows, schema.columns[name])
+    for name in schema.rests:
+        columns[name] = _without_blanks(*columns[name])
     stacked = _split_stacks(group, schema, following, distance)
     arrays = {
         NEXT: pa.array(distance),
@@ -98,6 +102,30 @@ def _stored(group: RowGroup, schema: Schema, name: str, distance: NDArray[np.int
             if name not in {new_obs.physical for _, new_obs in schema.policies[pid].linked}:
                 stored |= group.policy == number
     return stored
+
+
+def _masked(column: Nullable, mask: Nullable, rows: int, spec: ColumnSpec) -> Nullable:
+    """Return the values of the rows that a mask names."""
+    values, valid = column
+    has, owners = mask
+    every = has
+    if owners is not None:
+        every = np.zeros(rows, bool)
+        every[owners] = has
+    kept = every if valid is None else every[valid]
+    if kept.all() and spec.kind != "bytes":
+        return column
+    return values[kept], every if valid is None else valid & every
+
+
+def _without_blanks(texts: NDArray[Any], valid: NDArray[np.bool_] | None) -> Nullable:
+    """Return the texts that are not empty."""
+    kept = np.fromiter(map(len, texts.tolist()), np.int64, len(texts)) > 0
+    if valid is None:
+        return texts[kept], kept
+    every = valid.copy()
+    every[valid] = kept
+    return texts[kept], every
 
 
 def _link(
@@ -191,10 +219,10 @@ def linked_columns(schema: Schema) -> list[str]:
 
 def file_fields(schema: Schema) -> list[pa.Field]:
     """Return the Arrow fields of a shard of this schema: columns by name, then the structure columns."""
-    absent = partial_columns(schema) | set(linked_columns(schema))
+    absent = partial_columns(schema) | {*linked_columns(schema), *schema.masks, *schema.rests}
     fields = []
     for name, spec in schema.columns.items():
-        if name == Columns.NEXT_OBS_VALID or spec.kind == "none":
+        if name == Columns.NEXT_OBS_VALID or spec.kind in ("none", "mask"):
             continue
         nullable = name in absent
         if spec.stack is None:

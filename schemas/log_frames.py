@@ -101,7 +101,8 @@ class _Policy:
         self._plain = [
             leaf
             for leaf in leaves
-            if leaf.spec.kind in ("scalar", "list", "bytes") and leaf.physical not in self._per_sequence
+            if leaf.spec.kind in ("scalar", "list", "bytes", "mask")
+            and leaf.physical not in self._per_sequence
         ]
         self._others = [leaf for leaf in leaves if leaf not in self._plain]
         self._fields = pa.schema([self._field(leaf) for leaf in self._others])

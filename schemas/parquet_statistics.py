@@ -24,13 +24,14 @@ Bounds: TypeAlias = "tuple[np.generic[Any], np.generic[Any]]"
 def bounded_columns(schema: Schema, places: Mapping[str, Sequence[int]]) -> dict[int, str]:
     """Return number -> physical name of the columns that may have bounds: scalars.
 
-    Those of ``new_obs`` are left out, which store only values that are not another row's ``obs``.
+    Those of ``new_obs`` are left out, which store only values that are not another row's ``obs``; and keys of
+    infos, which rows may lack.
 
     Args:
         schema: Schema of the shard.
         places: Name of each column of the file -> the numbers of its columns of Parquet.
     """
-    elided = set(linked_columns(schema))
+    elided = {*linked_columns(schema), *schema.masks}
     return {
         numbers[0]: name
         for name, numbers in places.items()

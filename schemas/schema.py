@@ -29,6 +29,7 @@ from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
+from rlio.batch.infos import NOTES, REST, info_objects, is_typed, mask_path
 from rlio.batch.nested import Path, leaves, path_text, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.batch.picture_codecs import encode_column
@@ -45,6 +46,7 @@ from rlio.errors import (
 )
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
+from rlio.schemas.info_columns import InfoForm, ParsedInfos
 from rlio.schemas.json_values import check_text, dump_value, plain_array
 from rlio.schemas.observations import detect_stack
 from rlio.schemas.structure import Structure, structure_of_space
@@ -58,6 +60,7 @@ __all__ = [
     "Schema",
     "canonical_json",
     "column_of_name",
+    "info_leaves",
     "is_in",
     "is_named",
     "leaf_name",
@@ -127,9 +130,43 @@ class PolicySchema:
         parts = (
             leaf_name(leaf.column, leaf.path[:n])
             for leaf in self.leaves
+            if leaf.column != Columns.INFOS or leaf.path[:1] != (NOTES,)
             for n in range(1, len(leaf.path) + 1)
         )
         return frozenset((*self.columns, *parts))
+
+    @cached_property
+    def infos(self) -> InfoForm | None:
+        """The form of ``infos``, if its keys are columns; None: it has objects, or is nested by the user."""
+        return InfoForm.of({leaf.path: leaf.spec for leaf in self.columns.get(Columns.INFOS, ())})
+
+    @cached_property
+    def shown(self) -> PolicySchema:
+        """This schema as users see it: infos whose keys are columns are one column of objects."""
+        if self.infos is None:
+            return self
+        leaf = Leaf(Columns.INFOS, (), Columns.INFOS, ColumnSpec("|O", (), "json"))
+        columns = {**self.columns, Columns.INFOS: [leaf]}
+        return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
+
+    @cached_property
+    def listed(self) -> PolicySchema:
+        """This schema as lists of columns show it: keys of infos, and infos if there is more of them."""
+        form = self.infos
+        if form is None:
+            return self
+        keys = [leaf for leaf in self.columns[Columns.INFOS] if leaf.path in form.keys]
+        if form.has_rest or not keys:
+            keys += self.shown.columns[Columns.INFOS]
+        columns = {**self.columns, Columns.INFOS: keys}
+        return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
+
+    @cached_property
+    def masks(self) -> dict[str, str]:
+        """Physical column of infos -> that of its mask, which is stored as nulls."""
+        found = {leaf.path: leaf.physical for leaf in self.columns.get(Columns.INFOS, ())}
+        form = self.infos
+        return {} if form is None else {found[path]: found[mask_path(path)] for path in form.keys}
 
     def check_whole_tuples(self, names: Collection[str]) -> None:
         """Refuse ``names`` that choose some places of a tuple: the others would move up.
@@ -222,6 +259,9 @@ class PolicySchema:
         if not batch.keys() and len(batch) == 0:
             return arrays
         for column, wanted in names.items():
+            if column == Columns.INFOS and self.infos is not None and column in batch:
+                self._flatten_infos(self.infos, batch, arrays, rows)
+                continue
             try:
                 value = batch[column]
             except KeyError:
@@ -248,6 +288,24 @@ class PolicySchema:
                 column=extra[0],
             )
         return arrays
+
+    def _flatten_infos(
+        self, form: InfoForm, batch: SampleBatch, arrays: dict[str, NDArray[Any]], rows: _Rows
+    ) -> None:
+        """Add the leaves of infos: what is left of a row as JSON text, "" for nothing."""
+        column = batch._raw(Columns.INFOS)
+        if not is_typed(column):
+            column = _info_array(column)
+        made = dict(leaves(form.conformed(column)))
+        if made[REST].dtype == object:
+            if not form.has_rest:
+                raise SchemaConflict(
+                    "found infos with other keys or types than before: expected those of the first batch",
+                    column=Columns.INFOS,
+                )
+            made[REST] = rows.rest_to_json(made[REST], column)
+        for leaf in self.columns[Columns.INFOS]:
+            arrays[leaf.physical] = made[leaf.path]
 
     def _flatten_column(
         self,
@@ -346,6 +404,18 @@ class _Rows:
                     dump_value(value, name)
             raise
 
+    def rest_to_json(self, rest: NDArray[Any], infos: Any) -> NDArray[Any]:
+        """Return the JSON texts of what is left of infos, "" for nothing.
+
+        Raises:
+            SchemaError: As in `to_json`.
+        """
+        try:
+            return object_column("" if value is None else dump_value(value) for value in rest.tolist())
+        except SchemaError:
+            self.to_json(info_objects(infos) if is_typed(infos) else infos, Columns.INFOS)
+            raise
+
     @contextlib.contextmanager
     def _row(self, row: int) -> Iterator[None]:
         """Add the row to an error."""
@@ -384,6 +454,7 @@ class Schema:
         stored: Mapping[str, str] | None = None,
         pictures: Mapping[str, Codec] | None = None,
         is_written: bool = True,
+        info_keys: bool | None = None,
     ) -> Schema:
         """Return the schema of a first batch, which may have no rows.
 
@@ -393,10 +464,13 @@ class Schema:
             stored: See the class.
             pictures: Leaf (``obs/camera``) -> how its pictures are encoded. ``new_obs`` is as ``obs``.
             is_written: Whether rlio writes it. If not, what reads the batch limits it.
+            info_keys: Whether keys of infos are columns; see `extended`.
         """
         multi_agent = isinstance(batch, MultiAgentBatch)
         empty = cls({}, multi_agent=multi_agent, stored=stored or {})
-        return empty.extended(batch, spaces=spaces, pictures=pictures, is_written=is_written)
+        return empty.extended(
+            batch, spaces=spaces, pictures=pictures, is_written=is_written, info_keys=info_keys
+        )
 
     def extended(
         self,
@@ -405,11 +479,20 @@ class Schema:
         spaces: Mapping[str, Mapping[str, Any]] | None = None,
         pictures: Mapping[str, Codec] | None = None,
         is_written: bool = True,
+        info_keys: bool | None = None,
     ) -> Schema:
         """Return this schema with the policies of ``batch`` that it lacks; itself if it lacks none.
 
         ``new_obs_valid`` may be added later too, because batches have it only if a final observation is
-        missing.
+        missing; and what infos need.
+
+        Args:
+            batch: The batch.
+            spaces: As in `of`.
+            pictures: As in `of`.
+            is_written: As in `of`.
+            info_keys: True: keys of infos are columns, new ones too. False: new ones of known policies are
+                left in the rest. None: infos are objects.
 
         Raises:
             SchemaError: A column, or the columns together, cannot be stored.
@@ -418,6 +501,7 @@ class Schema:
             not self.multi_agent
             and DEFAULT_POLICY_ID in self.policies
             and Columns.NEXT_OBS_VALID not in batch
+            and (info_keys is None or Columns.INFOS not in batch)
         ):
             return self  # Nearly every batch.
         parts = batch.policies()
@@ -430,9 +514,12 @@ class Schema:
             and Columns.NEXT_OBS_VALID not in self.policies[pid].columns
             and Columns.NEXT_OBS in self.policies[pid].columns
         ]
-        if not fresh and not tells:
+        grown = {} if info_keys is None else self._grown_infos(parts, takes_keys=info_keys)
+        if not fresh and not tells and not grown:
             return self
         found = {pid: policy.leaves for pid, policy in self.policies.items()}
+        for pid, form in grown.items():
+            found[pid] = _with_infos(found[pid], form)
         for pid in tells:
             valid = SampleBatch({Columns.NEXT_OBS_VALID: parts[pid][Columns.NEXT_OBS_VALID]})
             found[pid] += _leaves_of(valid)
@@ -441,7 +528,15 @@ class Schema:
             pid: leaves if self.multi_agent else _with_stacks(leaves, part)
             for pid, part in fresh.items()
             for expected in [_structures_of((spaces or {}).get(pid))]
-            for leaves in [_leaves_of(part, pictures=pictures, is_written=is_written, expected=expected)]
+            for leaves in [
+                _leaves_of(
+                    part,
+                    pictures=pictures,
+                    is_written=is_written,
+                    has_info_keys=info_keys is not None,
+                    expected=expected,
+                )
+            ]
         }
         _check_named(pictures, (leaf for leaves in found.values() for leaf in leaves))
         named = _with_physical_names(found)
@@ -459,6 +554,17 @@ class Schema:
             made._check_limits()
         made._check_storable()
         return made
+
+    def _grown_infos(self, parts: Mapping[str, SampleBatch], *, takes_keys: bool) -> dict[str, InfoForm]:
+        """Policy id -> the form that its infos need, if it differs from the one that they have."""
+        grown = {}
+        for pid, part in parts.items():
+            before = self.policies[pid].infos if pid in self.policies and Columns.INFOS in part else None
+            if before is not None:
+                after = before.grown(_parsed_infos(part._raw(Columns.INFOS)), takes_keys=takes_keys)
+                if after != before:
+                    grown[pid] = after
+        return grown
 
     def with_validity(self) -> Schema:
         """Return this schema with ``new_obs_valid`` for each policy that has ``new_obs``."""
@@ -550,6 +656,21 @@ class Schema:
     def columns(self) -> dict[str, ColumnSpec]:
         """Physical column -> spec, sorted by name."""
         return dict(sorted({x.physical: x.spec for p in self.policies.values() for x in p.leaves}.items()))
+
+    @cached_property
+    def masks(self) -> dict[str, str]:
+        """Physical columns of infos, of all policies -> those of their masks, which are stored as nulls."""
+        return {name: mask for policy in self.policies.values() for name, mask in policy.masks.items()}
+
+    @cached_property
+    def rests(self) -> frozenset[str]:
+        """Physical columns of what is left of infos, with nulls where nothing is."""
+        return frozenset(
+            leaf.physical
+            for policy in self.policies.values()
+            for leaf in policy.columns.get(Columns.INFOS, ())
+            if leaf.path == REST and leaf.spec.kind == "json"
+        )
 
     @cached_property
     def has_pictures(self) -> bool:
@@ -673,6 +794,8 @@ class Schema:
                 )
                 for pid, p in written["policies"].items()
             }
+            for policy in policies.values():
+                _ = policy.infos  # Raises if its columns do not fit each other.
             group_rows = written["group_rows"]
             if type(group_rows) is not int or not 1 <= group_rows <= _MAX_GROUP_ROWS:
                 raise CorruptData(f"group_rows is {excerpt(group_rows)}", uri=uri)
@@ -694,6 +817,12 @@ def is_in(column: str, path: Path, names: Collection[str] | None) -> bool:
     """`is_named` for the leaf of a column at a path."""
     if names is None or column in names:
         return True
+    if column == Columns.INFOS and path:
+        last = path[-1]
+        if path[0] == NOTES:
+            return False
+        if isinstance(last, str) and last.startswith("_"):  # The mask of a key comes with the key.
+            path = (*path[:-1], last[1:])
     return any(leaf_name(column, path[:n]) in names for n in range(1, len(path) + 1))
 
 
@@ -764,6 +893,7 @@ def _leaves_of(
     *,
     pictures: Mapping[str, Codec] | None = None,
     is_written: bool = True,
+    has_info_keys: bool = False,
     expected: Mapping[str, Structure] = MappingProxyType({}),
 ) -> tuple[Leaf, ...]:
     """Return the leaves of a batch, named as if there were no other policy."""
@@ -771,6 +901,10 @@ def _leaves_of(
     for column in batch:
         if column in RESERVED:
             raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
+        if column == Columns.INFOS and has_info_keys and _are_objects(infos := batch._raw(column)):
+            _check_no_part_of_infos(batch)
+            found += info_leaves(InfoForm().grown(_parsed_infos(infos)))
+            continue
         _check_nesting(batch[column], column)
         for path, item in leaves(batch[column]):
             name = leaf_name(column, path)
@@ -800,6 +934,50 @@ def _leaves_of(
                 )
             found.append(Leaf(column, path, name, spec))
     return tuple(found)
+
+
+def _are_objects(infos: Any) -> bool:
+    """Whether a column of infos has an object a row, also in the typed form."""
+    return is_typed(infos) or (isinstance(infos, np.ndarray) and infos.dtype == object and infos.ndim == 1)
+
+
+def _info_array(infos: Any) -> NDArray[Any]:
+    """Return infos that are not in the typed form.
+
+    Raises:
+        SchemaConflict: They are no objects.
+    """
+    if not _are_objects(infos):
+        found = "nested columns" if isinstance(infos, dict | tuple) else f"{infos.dtype} {infos.shape}"
+        raise SchemaConflict(f"found {found}, expected an object a row as before", column=Columns.INFOS)
+    array: NDArray[Any] = infos
+    return array
+
+
+def _parsed_infos(infos: Any) -> ParsedInfos:
+    return ParsedInfos.of(info_objects(infos) if is_typed(infos) else _info_array(infos))
+
+
+def info_leaves(form: InfoForm) -> list[Leaf]:
+    """Return the leaves of infos in a form, named as if there were no other policy."""
+    return [Leaf(Columns.INFOS, path, leaf_name(Columns.INFOS, path), spec) for path, spec in form.leaves()]
+
+
+def _with_infos(found: tuple[Leaf, ...], form: InfoForm) -> tuple[Leaf, ...]:
+    """Return the leaves of a policy with other ones of its infos, in their place."""
+    at = next(number for number, leaf in enumerate(found) if leaf.column == Columns.INFOS)
+    before, after = found[:at], [leaf for leaf in found[at:] if leaf.column != Columns.INFOS]
+    return (*before, *info_leaves(form), *after)
+
+
+def _check_no_part_of_infos(batch: SampleBatch) -> None:
+    """Refuse a column whose name is that of a key of infos."""
+    for name in batch:
+        if name.startswith(f"{Columns.INFOS}/"):
+            raise SchemaError(
+                f"the name is that of the key {name.partition('/')[2]!r} of the column 'infos'; rename yours",
+                column=name,
+            )
 
 
 def _missing_in(batch: SampleBatch) -> NDArray[np.bool_] | None:
@@ -854,7 +1032,12 @@ def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...
 
 
 def leaf_name(column: str, path: Path) -> str:
-    """Return the name of a leaf, with JSON Pointer's escapes, because a key may hold a slash."""
+    """Return the name of a leaf, with JSON Pointer's escapes, because a key may hold a slash.
+
+    What is left of infos beside their keys has the name of the column.
+    """
+    if path == REST and column == Columns.INFOS:
+        return column
     tokens = [str(token).replace("~", "~0").replace("/", "~1") for token in (column, *path)]
     return "/".join(tokens)
 

@@ -39,6 +39,7 @@ from rlio.schemas.group_arrays import (
     linked_columns,
     stack_specs,
 )
+from rlio.schemas.info_columns import absent
 from rlio.schemas.nested import nested_leaves
 from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
@@ -425,6 +426,7 @@ class ShardFile:
         for name, spec in self.schema.columns.items():
             if name in decoded and name not in columns:
                 columns[name] = from_arrow(decoded[name], spec)
+        _add_masks(columns, self.schema, info.rows)
         group = DecodedGroup(
             self.schema,
             info,
@@ -437,6 +439,31 @@ class ShardFile:
         )
         linked = set(linked_columns(self.schema)) & {leaf.physical for leaf in wanted}
         return _with_next_observations(group, linked) if linked else group
+
+
+def _add_masks(columns: dict[str, Nullable], schema: Schema, rows: int) -> None:
+    """Give columns of infos a value for every row, and add their masks."""
+    for name, mask in schema.masks.items():
+        if name not in columns:
+            continue
+        values, valid = columns[name]
+        if valid is not None:
+            every = absent(schema.columns[name], rows)
+            every[valid] = values
+            columns[name] = every, None
+        has = np.ones(rows, np.bool_) if valid is None else valid
+        # Policies with values of several types share the mask.
+        before, _ = columns.get(mask, (None, None))
+        columns[mask] = has if before is None else before | has, None
+    for name in schema.rests & columns.keys():
+        values, valid = columns[name]
+        if valid is not None:
+            left = np.full(rows, None, object)
+            left[valid] = values
+            columns[name] = left, None
+        for value in values.tolist():
+            if not isinstance(value, dict | tuple):
+                raise CorruptData(f"found {excerpt(value)} as what is left of an info", column=name)
 
 
 def _group_infos(written: bytes, count: int) -> list[GroupInfo]:

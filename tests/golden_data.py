@@ -3,7 +3,8 @@
 `python tests/golden_data.py FOLDER` writes the files of the present format into FOLDER/data, and logs of
 writers that were killed into FOLDER/logs. The files under tests/golden/ stay readable for ever once a format
 is released. Those of version 0 may still be replaced, except that the format before the present one stays:
-in `format-0-new_obs`, the physical column of ``new_obs`` has that name; in `format-0` it is ``_new_obs``.
+in `format-0-new_obs`, the physical column of ``new_obs`` has that name, in `format-0` it is ``_new_obs``, and
+in `format-0-infos` keys of infos are columns of Parquet.
 """
 
 from __future__ import annotations

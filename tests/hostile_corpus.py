@@ -80,7 +80,7 @@ def small_batch(rows: int = 30) -> SampleBatch:
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(rows + 1, 3)).astype(np.float32)
     infos = np.empty(rows, object)
-    infos[:] = [{"n": i} for i in range(rows)]
+    infos[:] = [{"n": [i]} for i in range(rows)]  # A list is stored as JSON.
     return SampleBatch(
         obs=obs[:-1],
         new_obs=obs[1:],

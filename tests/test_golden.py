@@ -24,8 +24,8 @@ from rlio.maintenance.verify import verify
 from rlio.writers.recovery import recover
 
 GOLDEN = Path(__file__).with_name("golden")
-#: The version whose physical column of ``new_obs`` has that name, and the present one.
-BEFORE, PRESENT = "format-0-new_obs", "format-0"
+#: Those whose physical column of ``new_obs`` has that name, and whose infos are JSON; and the present one.
+BEFORE, WITH_JSON, PRESENT = "format-0-new_obs", "format-0", "format-0-infos"
 ROOTS = sorted(root.parent for root in GOLDEN.glob("*/data/*/_rlio.json"))
 LOGS = sorted(root.parent for root in GOLDEN.glob("*/logs/*/_rlio.json"))
 
@@ -34,9 +34,9 @@ def test_every_version_has_every_data_set() -> None:
     named = {f"{name}.{kind}" for name in DATA_SETS for kind in ("parquet", "jsonl")}
     assert {(root.parts[-3], root.name) for root in ROOTS} == {
         (version, name)
-        for version in (BEFORE, PRESENT)
+        for version in (BEFORE, WITH_JSON, PRESENT)
         for name in named
-        if version == PRESENT or not name.startswith("parts")
+        if version != BEFORE or not name.startswith("parts")
     }
     assert {root.name for root in LOGS} == {"agents", "cartpole_like", "frames"}
 
@@ -66,14 +66,15 @@ def test_golden_spaces_are_kept() -> None:
 
 
 def test_the_present_version_writes_the_golden_schemas(tmp_path: Path) -> None:
-    """So that the files under `format-0` are those of the present version."""
+    """So that the files under `format-0-infos` are those of the present version."""
     for name, make in DATA_SETS.items():
         spaces = None
         for root in (GOLDEN / PRESENT / "data").glob(f"{name}.*"):
             (golden,) = rlio.open_dataset(root).schemas.values()
             given = {pid: policy.spaces for pid, policy in golden.policies.items() if policy.spaces}
             spaces = given or spaces
-            made = rlio.schemas.schema.Schema.of(make(), spaces=spaces, stored=golden.stored)
+            keys = True if root.suffix == ".parquet" else None
+            made = rlio.schemas.schema.Schema.of(make(), spaces=spaces, stored=golden.stored, info_keys=keys)
             assert made.text == golden.text
 
 
@@ -91,6 +92,7 @@ def _write_as_before(root: Path, batches: list[Any], **options: Any) -> None:
     """Write shards of the version before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlio.schemas.schema.STORED_NEXT_OBS", "new_obs")
+        patch.setattr("rlio.writers.parquet_encoder.ParquetEncoder.has_info_keys", False)
         _write(root, batches, **options)
 
 

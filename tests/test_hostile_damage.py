@@ -91,8 +91,8 @@ def add_rows(found: dict[int, bytes], batch: Any) -> None:
             if name in batch
         ]
         values += [repr(batch[name][index]).encode() for name in PARTS if name in batch]
-        assert info["n"] not in found, "a row twice"
-        found[info["n"]] = b"".join([*values, str(batch["label"][index]).encode()])
+        assert info["n"][0] not in found, "a row twice"
+        found[info["n"][0]] = b"".join([*values, str(batch["label"][index]).encode()])
 
 
 def check(kind: str, root: str) -> int:

@@ -23,6 +23,9 @@ __all__ = ["Encoder"]
 
 Part = TypeVar("Part")
 
+# Each new schema begins a shard, so later keys of infos stay in the rest of their rows.
+_MOST_NEW_KEYS = 4
+
 
 class Encoder(ABC, Generic[Part]):
     """Cuts batches into parts and collects parts into shards. A background thread makes the shards.
@@ -35,6 +38,9 @@ class Encoder(ABC, Generic[Part]):
         provenance: JSON text for every shard.
     """
 
+    #: Whether keys of infos are columns.
+    has_info_keys: bool = False
+
     def __init__(self, publisher: Publisher, *, roll: Roll, provenance: str) -> None:
         self.roll = roll
         self._publisher = publisher
@@ -42,6 +48,8 @@ class Encoder(ABC, Generic[Part]):
         self._jobs = Worker("rlio-encode")
         #: The rows' schema; None before the first row.
         self.schema: Schema | None = None
+        #: How often keys of infos were added to the schema.
+        self._new_keys = 0
         #: Rows that count towards ``max_rows`` of the open shard.
         self.shard_rows: int = 0
 
@@ -125,19 +133,22 @@ class Encoder(ABC, Generic[Part]):
             SchemaError: The batch cannot be stored.
             SchemaConflict: The batch is of another kind than those before.
         """
+        info_keys = self._new_keys < _MOST_NEW_KEYS if self.has_info_keys else None
         if self.schema is None:
-            return Schema.of(batch, spaces=spaces, stored=stored, pictures=pictures)
+            return Schema.of(batch, spaces=spaces, stored=stored, pictures=pictures, info_keys=info_keys)
         if self.schema.multi_agent != isinstance(batch, MultiAgentBatch):
             raise SchemaConflict(
                 f"found a {type(batch).__name__} after batches of the other kind: wrap SampleBatches with "
                 "as_multi_agent(), or open another writer"
             )
-        return self.schema.extended(batch, spaces=spaces, pictures=pictures)
+        return self.schema.extended(batch, spaces=spaces, pictures=pictures, info_keys=info_keys)
 
     def use(self, schema: Schema) -> None:
         """Continue with another schema; a shard has only one."""
         if schema is not self.schema:
             self.finish()
+            if self.schema is not None and schema.masks.keys() - self.schema.masks.keys():
+                self._new_keys += 1
             self.schema = schema
 
     def append(self, part: Part) -> None:

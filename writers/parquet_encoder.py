@@ -40,6 +40,8 @@ class ParquetEncoder(Encoder[list[Piece]]):
         provenance: JSON text for every footer.
     """
 
+    has_info_keys: bool = True
+
     def __init__(
         self, publisher: Publisher, *, roll: Roll, compression: Compression, provenance: str
     ) -> None:

@@ -138,8 +138,8 @@ def _copies(out: SampleBatch, batch: SampleBatch) -> list[tuple[Any, Any]]:
     if (out.time_major, out.zero_padded) != (batch.time_major, batch.zero_padded):
         raise SchemaError("out and the batch have different layouts (time_major, zero_padded)")
     pairs = []
-    for name, column in out._columns.items():
-        mine, theirs = leaves(column), leaves(batch._columns[name])
+    for name, column in out._made.items():
+        mine, theirs = leaves(column), leaves(batch._made[name])
         if [path for path, _ in mine] != [path for path, _ in theirs]:
             raise SchemaError("out's column has another nesting than the batch's", column=name)
         for (path, target), (_, source) in zip(mine, theirs, strict=True):

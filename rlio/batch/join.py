@@ -16,7 +16,8 @@ import numpy as np
 from rlio.batch.arrays import Column, join_columns, zero_leaf
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.frames import empty_array
-from rlio.batch.nested import map_structure
+from rlio.batch.infos import info_objects, is_typed
+from rlio.batch.nested import leaves, map_structure
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.support.options import check_choice
 
@@ -74,17 +75,32 @@ def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
         return None
     joined: dict[str, Column] = {}
     for name, first in head.items():
-        if type(first) is not np.ndarray:
+        made = _joined_alike(first, [other[name] for other in columns])
+        if made is None:
             return None
-        parts = [other[name] for other in columns]
-        for part in parts:
-            if type(part) is not np.ndarray or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
-                return None
-        out = _recycled(first, sum(map(len, parts)))
-        joined[name] = (
-            np.concatenate(parts, dtype=first.dtype) if out is None else np.concatenate(parts, out=out)
-        )
+        joined[name] = made
     return joined
+
+
+def _joined_alike(first: Column, parts: Sequence[Column]) -> Column | None:
+    """Arrays, or dicts of arrays, joined if they are similar; else None."""
+    if type(first) is dict:
+        if any(type(part) is not dict or list(part) != list(first) for part in parts):
+            return None
+        made: dict[str, Column] = {}
+        for key, inner in first.items():
+            found = _joined_alike(inner, [part[key] for part in parts])
+            if found is None:
+                return None
+            made[key] = found
+        return made
+    if type(first) is not np.ndarray:
+        return None
+    for part in parts:
+        if type(part) is not np.ndarray or part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+            return None
+    out = _recycled(first, sum(map(len, parts)))
+    return np.concatenate(parts, dtype=first.dtype) if out is None else np.concatenate(parts, out=out)
 
 
 def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
@@ -101,10 +117,20 @@ def _recycled(like: np.ndarray, rows: int) -> np.ndarray | None:
 
 
 def _join(name: str, parts: list[Column], axis: int) -> Column:
+    if name == Columns.INFOS and any(map(is_typed, parts)):
+        return _join_infos(parts)
     try:
         return join_columns(parts, axis=axis)
     except SchemaError as error:
         raise SchemaError(str(error), column=name) from error
+
+
+def _join_infos(parts: list[Column]) -> Column:
+    """Infos of which some are in the typed form: in that form if they have the same keys, else as objects."""
+    forms = [[(path, leaf.dtype, leaf.shape[1:]) for path, leaf in leaves(part)] for part in parts]
+    if all(map(is_typed, parts)) and all(form == forms[0] for form in forms):
+        return join_columns(parts)
+    return _join(Columns.INFOS, [info_objects(part) if is_typed(part) else part for part in parts], 0)
 
 
 def _mean_updates(samples: Iterable[SampleBatch]) -> float | None:
@@ -203,4 +229,6 @@ def _zeros(name: str, like: Column, sample: SampleBatch) -> Column:
         rows = (sample.max_seq_len or 0, len(sample._lens()))
     elif sample.zero_padded:
         rows = (len(sample._lens()) * (sample.max_seq_len or 0),)
+    if name == Columns.INFOS and is_typed(like):
+        like = np.empty(0, object)
     return map_structure(lambda leaf: zero_leaf(leaf, *rows), like)

@@ -131,7 +131,7 @@ def iterate(batch: SampleBatch) -> Iterator[dict[str, Any]]:
         firsts = {int(step): i for i, step in enumerate(boundaries(batch._lens())[:-1])}
     for step in range(batch.count):
         row: dict[str, Any] = {}
-        for name, column in batch._columns.items():
+        for name, column in batch._made.items():
             at: int | None = step
             if name == _SEQ_LENS:
                 row[name] = 1
@@ -222,6 +222,7 @@ def pad(batch: BatchT, max_seq_len: int, *, time_major: bool = False) -> BatchT:
     if max_seq_len < 1:
         raise OptionError(f"max_seq_len={max_seq_len}: expected a number of rows, at least 1")
     ragged = batch.unpad()
+    _ = ragged._made  # Padding is None, not an info without keys.
     lens = ragged._lens()
     if len(lens) and int(lens.max()) > max_seq_len:
         raise SchemaError(
@@ -270,6 +271,8 @@ def cut(batch: BatchT, start: int, end: int, state_start: int | None, state_end:
         raise OptionError(f"state_start={state_start}, state_end={state_end}: give both or neither")
     first, last = max(start, 0), min(max(end, start, 0), batch.count)
     first, lead = min(first, last), max(-start, 0)
+    if lead:
+        _ = batch._made  # Inserted rows have None, not an info without keys.
 
     def rows(leaf: Any) -> Any:
         part = leaf[first:last]

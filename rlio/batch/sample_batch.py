@@ -45,6 +45,7 @@ from rlio.batch.arrays import (
 from rlio.batch.checks import check_layout
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.compressed_rows import compress_column, decompress_column
+from rlio.batch.infos import info_objects, is_typed, typed_rows
 from rlio.batch.join import Unlike, join
 from rlio.batch.multi_agent import MultiAgentBatch, check_batch
 from rlio.batch.nested import leaves, map_structure, path_text
@@ -66,6 +67,7 @@ __all__ = ["SampleBatch"]
 _Slice = slice
 _SEQ_LENS = Columns.SEQ_LENS
 _DONES = Columns.DONES
+_INFOS = Columns.INFOS
 
 
 class SampleBatch(Columns, MutableMapping[str, Column]):
@@ -256,8 +258,20 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             )
         return rows.take(self, key)
 
+    def _raw(self, key: str) -> Column:
+        """A column as the batch has it: infos may be in the typed form (`rlio.batch.infos`)."""
+        return self._columns[key]
+
+    @property
+    def _made(self) -> dict[str, Column]:
+        """The columns, with objects in place of infos in the typed form; they are made once."""
+        infos = self._columns.get(_INFOS)
+        if is_typed(infos):
+            self._columns = {**self._columns, _INFOS: info_objects(infos)}
+        return self._columns
+
     def _read(self, key: str) -> Column:
-        column = self._columns.get(key)
+        column = self._made.get(key) if key == _INFOS else self._columns.get(key)
         if column is None:
             column = self._dones() if key == _DONES else None
             if column is None:
@@ -330,11 +344,11 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
 
     def values(self) -> ValuesView[Column]:
         """The columns as stored: no interceptor is applied."""
-        return self._columns.values()
+        return self._made.values()
 
     def items(self) -> ItemsView[str, Column]:
         """Names and columns as stored: no interceptor is applied."""
-        return self._columns.items()
+        return self._made.items()
 
     # Identity: `equals` compares values.
     __hash__ = object.__hash__
@@ -364,12 +378,15 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             and self._time_major == other._time_major
             and self._zero_padded == other._zero_padded
             and self.max_seq_len == other.max_seq_len
-            and all(equal_columns(column, other._columns[name]) for name, column in self._columns.items())
+            and all(equal_columns(column, other._made[name]) for name, column in self._made.items())
         )
 
     def __repr__(self) -> str:
         texts = []
         for name, column in self._columns.items():
+            if name == _INFOS and is_typed(column):
+                texts.append(f"{name} object ({typed_rows(column)},)")
+                continue
             parts = [(path_text(path), f"{leaf.dtype} {tuple(leaf.shape)}") for path, leaf in leaves(column)]
             inner = ", ".join(f"{path}: {text}" for path, text in parts)
             shown = name if name.isprintable() and len(name) < 100 else excerpt(name)
@@ -381,7 +398,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         return f"{type(self).__name__}({self.count} steps{lens}{layout}: {', '.join(texts)})"
 
     def _repr_html_(self) -> str:
-        return panel(f"{type(self).__name__}: {counted(self.count, 'step')}", column_table(self._columns))
+        return panel(f"{type(self).__name__}: {counted(self.count, 'step')}", column_table(self._made))
 
     # ---- sizes and flags ----
 
@@ -460,9 +477,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             return self._sequences(*sequence_range(self._lens(), key))
         return self._like(
             {
-                name: column[key]
-                if type(column) is np.ndarray
-                else map_structure(lambda leaf: slice_leaf(leaf, key), column)
+                name: column[key] if type(column) is np.ndarray else _sliced(column, key)
                 for name, column in self._columns.items()
             }
         )
@@ -650,9 +665,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
                 none, or is for all floats and not floating.
             MissingColumn: ``dtype`` names a column that is absent.
         """
-        return to_tensors(
-            self._columns, device, dtype=dtype, pin_memory=pin_memory, non_blocking=non_blocking
-        )
+        return to_tensors(self._made, device, dtype=dtype, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def to_device(
         self,
@@ -672,7 +685,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             raise OptionError(f"framework={framework!r}: expected 'torch'")
         return self._like(
             to_tensors(
-                self._columns,
+                self._made,
                 device,
                 dtype=dtype,
                 pin_memory=pin_memory,
@@ -693,7 +706,7 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
         return self._like(
             {
                 name: compress_column(column, bulk=bulk) if name in chosen else column
-                for name, column in self._columns.items()
+                for name, column in self._made.items()
             }
         )
 
@@ -736,6 +749,16 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             OptionError: A step lies outside the batch.
         """
         return rows.step_inputs(self, view_requirements, index)
+
+
+def _sliced(column: Any, key: slice) -> Any:
+    """The rows of a nested column, or of a tensor."""
+    if type(column) is dict:  # Without `map_structure`, in half the time.
+        return {
+            name: part[key] if type(part) is np.ndarray else _sliced(part, key)
+            for name, part in column.items()
+        }
+    return map_structure(lambda leaf: slice_leaf(leaf, key), column)
 
 
 def _names(columns: Iterable[str]) -> set[str]:

@@ -27,7 +27,7 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.arrow_tables import WRITER, Layout, TableColumn, to_table
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import Schema, column_of_name
+from rlio.schemas.schema import Leaf, PolicySchema, Schema, column_of_name
 from rlio.source.selection import GroupOptions, common_columns, counting_of, group_options, with_step_columns
 from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source, StoredSegment
@@ -157,7 +157,7 @@ def plan_of(
         _check_chooses_rows(dataset, chosen, joint=joint and policy is None)
         check_filter(row_filter, schemas, pids[0])
         searched = filter_options(dataset, row_filter, missing=missing, on_error=options.on_error)
-    leaves_of = {pid: joint_columns(schemas, pid, chosen.columns) for pid in pids}
+    leaves_of = {pid: _shown(joint_columns(schemas, pid, chosen.columns)) for pid in pids}
     told = next(
         (own[Columns.NEXT_OBS_VALID] for own in leaves_of.values() if Columns.NEXT_OBS_VALID in own), []
     )
@@ -200,6 +200,12 @@ def plan_of(
         writers=writers,
         row_bytes=max((schema.row_bytes for schema in schemas), default=1),
     )
+
+
+def _shown(columns: Mapping[str, list[Leaf]]) -> dict[str, list[Leaf]]:
+    """The columns with infos as objects."""
+    shown = PolicySchema(tuple(leaf for leaves in columns.values() for leaf in leaves)).shown
+    return dict(shown.columns)
 
 
 def _check_chooses_rows(dataset: Source, options: GroupOptions, *, joint: bool) -> None:

@@ -31,6 +31,7 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import SchemaConflict
 from rlio.look.kept import keep, kept_path, read_kept
 from rlio.schemas.column import TEXTS, ColumnSpec
+from rlio.schemas.filling import joint_infos
 from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
 from rlio.support.clock import utc_time
 from rlio.support.html import Html, facts, panel, table
@@ -347,7 +348,9 @@ class Survey:
         names = self._names.get(schema.hash)
         if names is None:
             names = self._names[schema.hash] = [
-                (leaf.physical, _name(leaf)) for policy in schema.policies.values() for leaf in policy.leaves
+                (leaf.physical, _name(leaf))
+                for policy in schema.policies.values()
+                for leaf in policy.listed.leaves
             ]
         # Bounds are those of all rows of the shard; and policies may share a stored column.
         if sum(streams.rows) < sum(opened.rows) or len(schema.policies) > 1:
@@ -507,7 +510,7 @@ def _columns(
         found: dict[str, Leaf] = {}
         for schema in schemas:
             if policy in schema.policies:
-                found.update({_name(leaf): leaf for leaf in schema.policies[policy].leaves})
+                found.update({_name(leaf): leaf for leaf in schema.policies[policy].listed.leaves})
         known = stats.get(policy)
         for name, leaf in found.items():
             dtype = leaf.spec.numpy
@@ -561,13 +564,17 @@ def read_columns(source: Source, policy: str) -> list[str]:
     repeats obs.
     """
     common: dict[str, Leaf] | None = None
-    for schema in source.schemas.values():
-        if policy not in schema.policies:
-            continue
+    every = [schema.policies[policy] for schema in source.schemas.values() if policy in schema.policies]
+    infos = joint_infos(every)
+    keys = {} if infos is None or infos.has_rest else infos.keys  # Others may be among objects.
+    for own in every:
         found = {
             _name(leaf): leaf
-            for leaf in schema.policies[policy].leaves
-            if leaf.spec.kind not in TEXTS and leaf.spec.numpy.kind in "biuf" and leaf.spec.size
+            for leaf in own.listed.leaves
+            if (leaf.column != Columns.INFOS or own.infos is None or leaf.path in keys)
+            and leaf.spec.kind not in TEXTS
+            and leaf.spec.numpy.kind in "biuf"
+            and leaf.spec.size
         }
         common = found if common is None else {name: leaf for name, leaf in common.items() if name in found}
     return [

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.infos import mask_path
 from rlio.batch.nested import Path, leaves, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -36,7 +37,15 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import Leaf, canonical_json, column_of_name, is_in, is_named, leaf_name
+from rlio.schemas.schema import (
+    Leaf,
+    PolicySchema,
+    canonical_json,
+    column_of_name,
+    is_in,
+    is_named,
+    leaf_name,
+)
 from rlio.source.selection import counting_of, group_options, with_step_columns
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SpanReader
@@ -282,7 +291,10 @@ def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -
     if isinstance(columns, str):
         raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
     if not columns:
-        every = [leaf for own in _columns(source, policy).values() for leaf in own]
+        known = _columns(source, policy)
+        if not all(map(_is_numeric, known.get(Columns.INFOS, ()))):
+            known = {name: own for name, own in known.items() if name != Columns.INFOS}
+        every = [leaf for own in known.values() for leaf in own]
         left = [leaf for leaf in every if leaf.column not in _LEFT_OUT and not is_per_sequence(leaf.column)]
         return [leaf for leaf in left if _is_numeric(leaf)]
     found: dict[str, Leaf] = {}
@@ -311,7 +323,8 @@ def _columns(source: Source, policy: str | None) -> dict[str, list[Leaf]]:
             f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
             uri=source.uri,
         )
-    return joint_columns(schemas, policy or policies[0])
+    known = joint_columns(schemas, policy or policies[0])
+    return PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)).listed.columns
 
 
 def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
@@ -400,9 +413,12 @@ def _batches(reader: SpanReader, policy: str | None) -> Iterator[SampleBatch]:
 
 
 def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any]]:
-    """Name -> values, (rows, values of a row). A final observation that is missing is NaN."""
+    """Name -> values, (rows, values of a row). A final observation or key that is missing is NaN."""
     found = {}
     for leaf in wanted:
+        if leaf.column == Columns.INFOS and leaf.path:
+            found[leaf.name] = _info_values(batch, leaf.path)
+            continue
         values = to_numpy(reduce(lambda value, step: value[step], leaf.path, batch[leaf.column]))
         values = values.reshape(len(values), -1)
         if leaf.column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
@@ -411,6 +427,16 @@ def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any
                 values = np.where(valid[:, None], values, np.nan)
         found[leaf.name] = values.view(np.uint8) if values.dtype == np.bool_ else values
     return found
+
+
+def _info_values(batch: SampleBatch, path: Path) -> NDArray[Any]:
+    """The values of a key of infos, (rows, values of a row); NaN where a row lacks it."""
+    infos = dict(leaves(batch._raw(Columns.INFOS)))
+    has = infos.get(mask_path(path))
+    values: NDArray[Any] = infos[path].reshape(len(infos[path]), -1)
+    if has is not None and not has.all():
+        return np.where(has[:, None], values, np.nan)
+    return values.view(np.uint8) if values.dtype == np.bool_ else values
 
 
 class _Moments:
@@ -758,6 +784,8 @@ def _chosen(
     """
     if column_of_name(name) == Columns.NEXT_OBS:
         raise OptionError("normalise: new_obs follows obs; name obs, or a part of it, alone")
+    if any(array.column == Columns.INFOS and array.path for array in found):
+        raise OptionError(f"normalise: {name} is of infos, which are served as recorded: leave it out")
     is_itself = len(found) == 1 and name in (found[0].name, found[0].column) and not by_default
     chosen = [array for array in found if is_itself or array.dtype.kind == "f"]
     if not chosen:

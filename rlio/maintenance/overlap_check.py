@@ -6,6 +6,7 @@ later one. Digests find accidents, not forgeries.
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from rlio.maintenance.findings import Findings
 from rlio.maintenance.shard_scan import Part, Rows
 from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.json_values import dump_value
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import Schema, canonical_json
 
 __all__ = ["OverlapCheck", "row_digests"]
 
@@ -109,7 +110,7 @@ class OverlapCheck:
 
 def row_digests(schema: Schema, part: Part) -> NDArray[np.uint64]:
     """Return a digest of each row, shape (rows,); equal values of the schema's dtypes give equal digests."""
-    policy = schema.policies[part.policy]
+    policy = schema.policies[part.policy].shown
     total = np.full(len(part.rows), zlib.crc32(part.policy.encode()), np.uint64)
     lens = part.batch.get(Columns.SEQ_LENS)
     firsts = None
@@ -131,9 +132,14 @@ def row_digests(schema: Schema, part: Part) -> NDArray[np.uint64]:
     return total
 
 
+def _text(value: object) -> str:
+    """The JSON text of an object. The keys of infos have another order where they are columns."""
+    return canonical_json(json.loads(dump_value(value)))
+
+
 def _leaf_digests(values: NDArray[Any], spec: ColumnSpec) -> NDArray[np.uint64]:
     if spec.kind in TEXTS:
-        texts = (value if isinstance(value, str | bytes) else dump_value(value) for value in values.tolist())
+        texts = (value if isinstance(value, str | bytes) else _text(value) for value in values.tolist())
         raw = (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts)
         return np.array([zlib.crc32(data) | len(data) << 32 for data in raw], np.uint64)
     flat = np.ascontiguousarray(values).reshape(len(values), spec.size).view(np.uint8)

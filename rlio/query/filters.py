@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import is_tensor, object_column, to_numpy
 from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.infos import NOTES, info_objects, is_typed, mask_path
 from rlio.batch.nested import Path
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
@@ -259,7 +260,7 @@ class RowFilter:
         if self.split is not None and Columns.EPS_ID not in policy.columns:
             raise _no_column(Columns.EPS_ID, policy.columns)
         if self._condition is not None:
-            leaves = {name: policy.columns[name] for name in self.columns or ()}
+            leaves = {name: policy.shown.columns[name] for name in self.columns or ()}
             self.with_quantiles(lambda *_: 0.0).mask(
                 {
                     name: rebuild([(leaf.path, _example(leaf.spec)) for leaf in found])
@@ -910,7 +911,12 @@ def _no_column(name: str, known: Iterable[str]) -> MissingColumn:
 
 
 def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
-    """The values of a reference, shape (rows,); a view."""
+    """The values of a reference, shape (rows,); a view, or a copy of infos."""
+    if ref.column == Columns.INFOS and is_typed(typed := _raw(columns, ref.column)):
+        own = _of_info_key(typed, ref)
+        if own is not None:
+            return own
+        columns = {ref.column: info_objects(typed)}
     leaf, steps = _located(columns, ref)
     array = _array(leaf)
     if not array.ndim:
@@ -945,6 +951,43 @@ def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
     at: Any = (slice(None), *index)
     found: NDArray[Any] = array[at]
     return found
+
+
+def _raw(columns: Mapping[str, Any], name: str) -> Any:
+    """A column as a batch has it, without making objects of infos; None: there is none."""
+    if isinstance(columns, SampleBatch):
+        return columns._raw(name) if name in columns else None
+    return columns.get(name)
+
+
+def _of_info_key(infos: Mapping[str, Any], ref: Ref) -> NDArray[Any] | None:
+    """The values of a key that is a column, as `_of_objects` gives them; None: they may be elsewhere."""
+    node: Any = infos
+    path: Path = ()
+    steps = list(ref.path)
+    while isinstance(node, dict) and steps and isinstance(key := steps[0], str):
+        if key not in node or key.startswith("_") or not key:
+            return None
+        node, path = node[key], (*path, steps.pop(0))
+    rest = infos[NOTES][NOTES]
+    if isinstance(node, dict) or ref.length or len(steps) != node.ndim - 1 or node.dtype == np.uint64:
+        return None
+    if rest.dtype == object and any(left is not None for left in rest):
+        return None
+    if not all(isinstance(at, int) and -n <= at < n for at, n in zip(steps, node.shape[1:], strict=True)):
+        return None
+    mask: Any = infos
+    for part in mask_path(path):
+        mask = mask[part]
+    has: NDArray[np.bool_] = mask
+    found: NDArray[Any] = node[(slice(None), *steps)]
+    # Values of objects are Python's own.
+    found = found.astype({"f": np.float64, "b": np.bool_}.get(found.dtype.kind, np.int64))
+    if has.all():
+        return found
+    made = found.astype(object)
+    made[~has] = None
+    return made
 
 
 def _lengths(rows: NDArray[Any], steps: Path, ref: Ref) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
+from rlio.batch.infos import info_objects, is_typed
 from rlio.batch.nested import map_structure
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError
@@ -604,6 +605,8 @@ class _SequenceUnits(_ChainUnits):
         starts = held.rows_of(firsts)
         rows, sizes = chain_rows(held.table, starts, self._cut.length + burn_in, head=held.head)
         columns = self._maker.columns(rows)
+        if is_typed(infos := columns.get(Columns.INFOS)):
+            columns[Columns.INFOS] = info_objects(infos)  # Padding is None, not an info without keys.
         begins = np.arange(len(numbers)) * length
         place = ranges(begins if self._cut.padding == "right" else begins + length - sizes, sizes)
         padded = {name: _padded(column, place, len(numbers) * length) for name, column in columns.items()}

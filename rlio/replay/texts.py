@@ -182,7 +182,8 @@ class TextHeap:
         if self._spec.structure is not None:
             return object_column(map(self._spec.structure.unpacked, listed))
         if self._spec.kind == "json":
-            return object_column(load_value(text) for text in listed)
+            # An empty text: nothing is left of an info.
+            return object_column(load_value(text) if text else None for text in listed)
         if self._spec.dtype == "|S":
             return np.array(listed, np.bytes_)
         texts = [text.decode() for text in listed]

@@ -120,7 +120,7 @@ def group_options(
     return GroupOptions(
         columns=chosen,
         skip_damage=options.on_error == "skip",
-        filling=filling if missing == "fill" or filling.adds_validity else None,
+        filling=filling if missing == "fill" or filling.adds_validity or filling.changes_infos else None,
     )
 
 
@@ -170,6 +170,9 @@ def common_columns(source: Source, *, missing: str, wanted: list[str] | None) ->
             by_policy.setdefault(pid, []).append((name, names))
             policy.check_whole_tuples(wanted or ())
     known = {column for found in by_policy.values() for _, columns in found for column in columns}
+    infos: set[str] = set()
+    if any(policy.infos for schema in source.schemas.values() for policy in schema.policies.values()):
+        infos = {name for name in known if column_of_name(name) == Columns.INFOS}
     for column in wanted or ():
         if column not in known:
             raise MissingColumn(
@@ -183,7 +186,8 @@ def common_columns(source: Source, *, missing: str, wanted: list[str] | None) ->
         some = set.union(*(columns for _, columns in found)) & set(known if wanted is None else wanted)
         some.discard(Columns.NEXT_OBS_VALID)
         for name, columns in found:
-            lacking = some - columns
+            # Infos may lack any key.
+            lacking = some - columns - (infos if Columns.INFOS in columns else set())
             partial |= lacking
             if lacking and missing == "error":
                 raise SchemaConflict(

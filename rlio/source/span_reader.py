@@ -324,10 +324,10 @@ class SpanReader:
         columns = self.options.columns
         if columns is None or self.options.filling is None:
             return columns
-        policies = opened.schema.policies.values()
+        policies = opened.schema.policies
         # If all wanted columns are filled, one other column is read to count the rows, and dropped.
-        found = [name for name in columns if any(name in policy.names for policy in policies)]
-        has = [column for policy in policies for column in policy.columns]
+        found = self.options.filling.names_in(policies, columns)
+        has = [column for policy in policies.values() for column in policy.columns]
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
     def _lose(

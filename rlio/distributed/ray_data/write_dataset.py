@@ -182,7 +182,7 @@ def _layout_of(dataset: Dataset) -> Layout:
         column.name: column
         for schema in reversed(list(dataset.schemas.values()))
         for pid in reversed(list(schema.policies))
-        for column in Layout.of_leaves(schema.policies[pid].columns).columns
+        for column in Layout.of_leaves(schema.policies[pid].shown.columns).columns
     }
     return Layout(tuple(columns.values()))
 
