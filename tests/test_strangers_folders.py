@@ -465,6 +465,15 @@ def test_a_list_of_records_in_json_is_refused_with_the_way_out(
             _rows(tmp_path / "run.json", "", mapping=mapping, on_error=on_error)
 
 
+def test_a_line_of_json_that_is_null_is_damage(tmp_path: Path) -> None:
+    """pyarrow crashes if the first line is null; of a later one it makes a row."""
+    line = json.dumps({"state": [1.0], "act": 0, "rew": 1.0, "traj": 0}) + "\n"
+    for text in ("null\n" + line, " \n\tnull", line + "null\n" + line):
+        (tmp_path / "run.jsonl").write_text(text)
+        with pytest.raises(rlio.errors.RlioError):
+            _rows(tmp_path / "run.jsonl", "", mapping=MAPPING, on_error="raise")
+
+
 def test_an_object_over_several_lines_of_json_is_refused_with_the_way_out(tmp_path: Path) -> None:
     for value in ({"state": [[1.0]], "act": [0]}, {"episodes": [{"state": [[1.0]], "act": [0]}]}):
         (tmp_path / "run.json").write_text(json.dumps(value, indent=1))

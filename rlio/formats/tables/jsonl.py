@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rlio.errors import UnsafeData
+from rlio.errors import CorruptData, UnsafeData
 from rlio.formats.files.json_files import first_keys, list_of_records
 from rlio.formats.format import Format, Marks
 from rlio.formats.tables.text_table import TextTable
@@ -30,6 +30,7 @@ FORMAT = Format(
 )
 
 _KEY: Final = re.compile(rb'"([^"]*+)"\s*:')
+_NULL: Final = re.compile(rb"[ \t\r\n]*+null")
 _DEEPEST: Final = 64
 # What each byte adds to the depth.
 _DEPTH: Final = np.zeros(256, np.int8)
@@ -58,6 +59,8 @@ class JsonlTable(TextTable):
         from pyarrow import json
 
         text = text.removeprefix(BOM_UTF8)
+        if _NULL.match(text):  # pyarrow crashes.
+            raise CorruptData("a line is null: expected an object in each line")
         if names is None:
             # pyarrow would take one row of the wrong names from a list, or call it damage.
             if text.lstrip()[:1] == b"[":
