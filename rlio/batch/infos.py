@@ -21,9 +21,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from itertools import repeat
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -38,8 +36,6 @@ __all__ = ["NOTES", "REST", "info_objects", "is_typed", "mask_path", "note_path"
 NOTES: Final = ""
 #: The path of what is left of each row.
 REST: Final[Path] = (NOTES, NOTES)
-
-_MOST_FEW: Final = 12
 
 
 def is_typed(column: Any) -> TypeGuard[dict[str, Any]]:
@@ -183,22 +179,13 @@ def _merge(made: dict[str, Any], left: Mapping[Any, Any]) -> None:
 
 def _zipped(names: list[str], columns: list[Iterable[Any]], rows: int) -> list[dict[str, Any]]:
     """A dict for each row, of columns that all rows have."""
-    if not names:
-        return [{} for _ in range(rows)]
-    if len(names) <= _MOST_FEW:
-        return _few(len(names))(names, columns)
-    return list(map(dict, map(zip, repeat(names), zip(*columns, strict=True))))
-
-
-@cache
-def _few(count: int) -> Callable[[list[str], list[Iterable[Any]]], list[dict[str, Any]]]:
-    """Return `_zipped` for a number of keys: a dict display takes half the time of `dict`.
-
-    The text that is compiled depends on ``count`` alone; the keys are variables in it.
-    """
-    keys = ", ".join(f"k{i}" for i in range(count))
-    values = ", ".join(f"v{i}" for i in range(count))
-    pairs = ", ".join(f"k{i}: v{i}" for i in range(count))
-    text = f"lambda names, columns: (lambda {keys}: [{{{pairs}}} for {values}, in zip(*columns)])(*names)"
-    made: Callable[[list[str], list[Iterable[Any]]], list[dict[str, Any]]] = eval(text, {})
+    if len(names) < 4:
+        made: list[dict[str, Any]] = [{} for _ in range(rows)]
+    else:  # A dict display takes half the time of `dict`.
+        a, b, c, d = names[:4]
+        made = [{a: v, b: w, c: x, d: y} for v, w, x, y in zip(*columns[:4], strict=True)]
+        names, columns = names[4:], columns[4:]
+    for name, values in zip(names, columns, strict=True):
+        for info, value in zip(made, values, strict=True):
+            info[name] = value
     return made
