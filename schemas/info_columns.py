@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -354,7 +355,7 @@ class InfoForm:
         A value that is no number, bool or array of the key's shape has no place there: the mask says so.
 
         Raises:
-            SchemaError: A value does not fit the dtype of its key.
+            SchemaError: The dtype of a key cannot hold a number.
         """
         found = dict(leaves(column)) if type(column) is dict else {}
         if found and (REST not in found or found[REST].dtype != object):
@@ -365,10 +366,14 @@ class InfoForm:
             parsed = ParsedInfos.of(info_objects(column) if is_typed(column) else column)
             found = {}
             for path, key in self.keys.items():
+                if path not in paths and mask_path(path) not in paths:
+                    continue  # A number that this key cannot hold is no matter.
                 values, mask = _column(key, None, rows)
                 for other, (at, given) in parsed.found.get(path, {}).items():
                     if other.shape == key.shape:
-                        values[at], mask[at] = _cast(given, other, key, path), True
+                        values[at], mask[at] = _cast(np.array(given, other.dtype), key, path), True
+                for row, number in _numbers_left(parsed.rest, path, key.shape):
+                    values[row], mask[row] = _cast(number[None], key, path)[0], True
                 found[path], found[mask_path(path)] = values, mask
         return unflatten(paths, [found[path] for path in paths])  # type: ignore[no-any-return]  # by names
 
@@ -394,18 +399,35 @@ class InfoForm:
         return unflatten(made, made.values())  # type: ignore[no-any-return]  # a dict, because of REST
 
 
-def _cast(given: list[Any], other: InfoKey, key: InfoKey, path: Path) -> NDArray[Any]:
-    """Values of one type in the dtype of another."""
-    values = np.array(given, other.dtype)
-    made = values.astype(key.dtype)
-    same = (made == values) | ((made != made) & (values != values))
-    if not same.all():
-        raise SchemaError(
-            f"found {excerpt(values[~same].flat[0])} of {values.dtype}, which {made.dtype} cannot hold: read "
-            "'infos' whole",
-            column="/".join(("infos", *map(str, path))),
-        )
-    return made
+def _cast(values: NDArray[Any], key: InfoKey, path: Path) -> NDArray[Any]:
+    """Numbers of another type in the dtype of a key."""
+    given = values.astype(object)  # Python compares integers with floats exactly; NumPy rounds the integers.
+    same = np.zeros(values.shape, np.bool_)
+    if values.dtype.kind != "c":
+        with np.errstate(invalid="ignore", over="ignore"), suppress(OverflowError):
+            made = values.astype(key.dtype)
+            held = made.astype(object)
+            same = (held == given) | ((held != held) & (given != given))
+            if same.all():
+                return made
+    raise SchemaError(
+        f"found {excerpt(values[~same].flat[0])} of {values.dtype}, which {np.dtype(key.dtype)} cannot hold: "
+        "read 'infos' whole",
+        column="/".join(("infos", *map(str, path))),
+    )
+
+
+def _numbers_left(
+    rest: Mapping[int, Any], path: Path, shape: tuple[int, ...]
+) -> Iterable[tuple[int, NDArray[Any]]]:
+    """The rows whose value at a path has no type of a key, but is a number, or numbers of a shape."""
+    for row, value in rest.items():
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, int | float | np.generic | np.ndarray):
+            found = np.asarray(value)
+            if found.shape == shape and (found.dtype.kind in "biufc" or isinstance(value, int)):
+                yield row, found
 
 
 def absent(key: InfoKey | ColumnSpec, rows: int) -> NDArray[Any]:

@@ -315,14 +315,45 @@ class TestParts:
         assert found["infos"]["e"]["_r"].tolist() == [n % 2 == 1 for n in range(10)]
         assert np.isnan(found["infos"]["e"]["r"][::2]).all()
 
-    def test_numbers_of_other_types_are_among_the_values(self) -> None:
+    @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+    def test_numbers_of_other_types_are_among_the_values(self, cache: Any) -> None:
         root = store(rows_of([{"r": 0.5}, {"r": 0.25}, {"r": 1}, {"r": np.float32(2)}, {"r": "text"}, {}]))
-        found = load(root, columns=["infos/r"])["infos"]
+        found = load(root, columns=["infos/r"], cache=cache)["infos"]
         assert found["r"][:4].tolist() == [0.5, 0.25, 1, 2]
         assert found["_r"].tolist() == [True] * 4 + [False] * 2
 
+    @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+    def test_numbers_of_other_types_are_among_the_values_beside_a_filter_of_infos(self, cache: Any) -> None:
+        root = store(rows_of([{"r": 0.5, "s": 1}, {"r": 0.25, "s": 0}, {"r": 1, "s": 1}]))
+        found = load(root, columns=["infos/r"], filter="infos['s'] > 0", cache=cache)["infos"]
+        assert {name: part.tolist() for name, part in found.items()} == {"r": [0.5, 1], "_r": [True, True]}
+
+    @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
+    def test_a_number_that_another_key_cannot_hold_is_no_error(self, cache: Any) -> None:
+        root = store(rows_of([{"n": 0, "x": 1}, {"n": 1, "x": 2}, {"n": 0.5, "x": 3}]))
+        assert load(root, columns=["infos/x"], cache=cache)["infos"]["x"].tolist() == [1, 2, 3]
+
     def test_a_number_that_the_column_cannot_hold_is_an_error(self) -> None:
         root = store(rows_of([{"n": 0}, {"n": 1}, {"n": 0.5}]))
+        with pytest.raises(SchemaError, match="read 'infos' whole"):
+            load(root, columns=["infos/n"])
+
+    @pytest.mark.parametrize("number", [2**70, np.array(2.5), np.float16(2.5), np.array(2.5, ">f4")])
+    def test_numbers_whose_type_no_key_has_are_among_the_values(self, number: Any) -> None:
+        found = load(store(rows_of([{"r": 0.5}, {"r": 0.5}, {"r": number}])), columns=["infos/r"])["infos"]
+        assert (found["r"].tolist(), found["_r"].tolist()) == ([0.5, 0.5, float(number)], [True] * 3)
+        root = store(rows_of([{"n": 0}, {"n": 1}, {"n": number}]))
+        with pytest.raises(SchemaError, match="int64 cannot hold: read 'infos' whole"):
+            load(root, columns=["infos/n"])
+
+    @pytest.mark.parametrize("number", [2**53 + 1, np.uint64(2**64 - 1), 10**400, np.complex64(1j)])
+    def test_numbers_are_not_rounded_to_the_dtype_of_the_column(self, number: Any) -> None:
+        root = store(rows_of([{"r": 0.5}, {"r": 0.5}, {"r": number}]))
+        with pytest.raises(SchemaError, match="float64 cannot hold: read 'infos' whole"):
+            load(root, columns=["infos/r"])
+
+    def test_nan_in_a_column_of_integers_is_an_error_without_a_warning(self) -> None:
+        root = store(rows_of([{"n": 0}, {"n": 1}, {"n": float("nan")}]))
         with pytest.raises(SchemaError, match="read 'infos' whole"):
             load(root, columns=["infos/n"])
 

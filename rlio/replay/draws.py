@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
-from rlio.batch.infos import info_objects, is_typed
-from rlio.batch.nested import map_structure
+from rlio.batch.infos import REST, info_objects, is_typed
+from rlio.batch.nested import Path, map_structure
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError
 from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN
@@ -376,6 +376,19 @@ class _Maker:
         self.held = held
         self.draw = draw
         self.leaves: list[Leaf] = held.wanted(draw)
+        #: The wanted parts of infos, if what is left of a row may have values of theirs; else None.
+        self._info_parts: list[Path] | None = None
+        form = held.policy.infos
+        if form is not None and form.has_rest:
+            parts = [leaf.path for leaf in self.leaves if leaf.column == Columns.INFOS]
+            if parts and REST not in parts:
+                self._info_parts = parts
+                given = {leaf.physical for leaf in self.leaves}
+                self.leaves = [
+                    leaf
+                    for leaf in held.table.leaves
+                    if leaf.physical in given or leaf.column == Columns.INFOS
+                ]
         self.plan: Plan = held.table.plan(self.leaves)
         #: Physical and logical names, in schema order; None if some column is nested.
         self.plain: list[tuple[str, str]] | None = None
@@ -419,6 +432,8 @@ class _Maker:
             made = {column: arrays[physical] for physical, column in self.plain if physical in arrays}
         else:
             made = self._nested(arrays)
+            if self._info_parts is not None and (form := self.held.policy.infos) is not None:
+                made[Columns.INFOS] = form.parts(made[Columns.INFOS], self._info_parts, len(rows))
         if self.draw.indexes:
             made[BATCH_INDEXES] = rows.copy()
         for name in self.draw.derive:
