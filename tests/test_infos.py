@@ -230,6 +230,10 @@ class TestShards:
         with pytest.raises(SchemaError, match="the key 'x' of the column 'infos'"):
             store(numbered(2, infos=object_column([{}, {}]), **{"infos/x": np.zeros(2)}))
 
+    def test_a_nested_column_with_an_empty_name_is_no_typed_form(self) -> None:
+        rows = numbered(3, infos={"": np.arange(3.0)})
+        assert load(store(rows))["infos"][""].tolist() == [0, 1, 2]
+
     def test_masks_without_values_are_an_error(self) -> None:
         text = Schema.of(rows_of([{"x": 1.0}]), info_keys=True).text
         with pytest.raises(CorruptData, match="do not fit each other"):

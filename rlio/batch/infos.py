@@ -40,7 +40,7 @@ REST: Final[Path] = (NOTES, NOTES)
 
 def is_typed(column: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a column ``infos`` is in the typed form."""
-    return type(column) is dict and NOTES in column
+    return type(column) is dict and type(notes := column.get(NOTES)) is dict and NOTES in notes
 
 
 def mask_path(path: Path) -> Path:
