@@ -366,6 +366,8 @@ class TestParts:
         store(rows_of([{"n": 0.5}], 1), root=root)
         with pytest.raises(SchemaConflict, match="read 'infos' whole"):
             load(root, columns=["infos/n"])
+        with pytest.raises(MissingColumn, match="read 'infos' whole"):
+            load(root, columns=["infos/n"], cache="disk")
         assert_same(read(root), [{"n": 0}, {"n": 0.5}])
 
     def test_writers_may_lack_a_key(self) -> None:

@@ -29,7 +29,7 @@ from rlio.replay.numbers import Numbers
 from rlio.replay.sequences import Sequences, chain_rows, completed_sequences
 from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
-from rlio.schemas.schema import Leaf, PolicySchema, is_named, rebuild, with_validity
+from rlio.schemas.schema import Leaf, PolicySchema, column_of_name, is_named, rebuild, with_validity
 from rlio.schemas.streams import WRITER
 from rlio.support.forks import cached_property
 
@@ -258,6 +258,13 @@ class PolicyView:
             return self.table.leaves
         missing = sorted(draw.columns - self.policy.names)
         if missing:
+            form = self.policy.infos
+            if form is not None and form.has_rest and column_of_name(missing[0]) == Columns.INFOS:
+                raise MissingColumn(
+                    f"no key of infos has a column {missing[0]!r} in policy {self.name!r}: if its values "
+                    "have several types, read 'infos' whole",
+                    column=missing[0],
+                )
             raise MissingColumn(
                 f"no column {missing[0]!r} in policy {self.name!r}; its columns are "
                 f"{', '.join(sorted(self.policy.columns))}{did_you_mean(missing[0], self.policy.columns)}",
