@@ -358,7 +358,9 @@ class InfoForm:
             SchemaError: The dtype of a key cannot hold a number.
         """
         found = dict(leaves(column)) if type(column) is dict else {}
-        if found and (REST not in found or found[REST].dtype != object):
+        if found and (
+            REST not in found or found[REST].dtype != object or not any(map(_is_left, found[REST]))
+        ):
             lacking = [path for path in paths if path in self.keys and path not in found]
             for path in lacking:
                 found[path], found[mask_path(path)] = _column(self.keys[path], None, rows)
@@ -397,6 +399,10 @@ class InfoForm:
         rest = found[REST]
         made[REST] = np.full(rows, None, object) if self.has_rest and rest.dtype != object else rest
         return unflatten(made, made.values())  # type: ignore[no-any-return]  # a dict, because of REST
+
+
+def _is_left(left: Any) -> bool:
+    return left is not None
 
 
 def _cast(values: NDArray[Any], key: InfoKey, path: Path) -> NDArray[Any]:
