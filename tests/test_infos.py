@@ -356,6 +356,7 @@ class TestParts:
         with pytest.raises(SchemaError, match="float64 cannot hold: read 'infos' whole"):
             load(root, columns=["infos/r"])
 
+    @pytest.mark.filterwarnings("error")
     def test_nan_in_a_column_of_integers_is_an_error_without_a_warning(self) -> None:
         root = store(rows_of([{"n": 0}, {"n": 1}, {"n": float("nan")}]))
         with pytest.raises(SchemaError, match="read 'infos' whole"):
