@@ -260,12 +260,11 @@ def _filled(fill: Any, dtype: np.dtype[Any]) -> Any:
     try:
         with np.errstate(all="ignore"):
             found = np.asarray(fill).astype(dtype)
-        is_held = dtype.kind == "f" or bool(np.all(found == fill))
+        if dtype.kind == "f" or np.all(found == fill):
+            return found
     except (TypeError, ValueError, OverflowError):
-        is_held = False
-    if not is_held:
-        raise OptionError(f"fill={excerpt(fill)}: items of {dtype} do not hold it; pass another value")
-    return found
+        pass  # Refused below.
+    raise OptionError(f"fill={excerpt(fill)}: items of {dtype} do not hold it; pass another value")
 
 
 def _ends(rows: list[NDArray[Any]]) -> NDArray[np.int64]:
