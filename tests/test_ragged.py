@@ -263,6 +263,18 @@ class TestShards:
         root = store(trajectories(np.random.default_rng(0), [10, 20]))
         assert stored(root)["_new_obs"].null_count == 28
 
+    def test_observations_of_policies_that_are_changed_in_place_change_no_others(self) -> None:
+        obs = object_column(np.full(1 + t % 2, t, np.int32) for t in range(7))
+        rows = SampleBatch(obs=obs[:-1], new_obs=obs[1:], eps_id=np.zeros(6, int), t=np.arange(6))
+        root = store(rlio.MultiAgentBatch({"a": rows, "b": rows}, 6))
+        with rlio.DatasetReader(root, epochs=1, batch_size=4) as reader:
+            for batch in reader:
+                for part in batch.values():
+                    for row, t in zip(part["obs"], part["t"], strict=True):
+                        assert row[0] == t
+                        row += 100
+                    assert [row[0] for row in part["new_obs"]] == [t + 1 for t in part["t"]]
+
     def test_a_missing_final_observation_has_no_items(self) -> None:
         batch = trajectories(np.random.default_rng(0), [3, 4])
         batch["new_obs_valid"] = np.arange(7) != 2
