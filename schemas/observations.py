@@ -19,6 +19,7 @@ from rlio.batch.arrays import object_column
 from rlio.batch.copies import own_copy
 from rlio.batch.encoded_picture import is_encoded
 from rlio.batch.frames import empty_array
+from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack, object_rows
 from rlio.schemas.structure import packed
@@ -32,6 +33,7 @@ __all__ = [
     "detect_stack",
     "equal_rows",
     "link",
+    "own_rows",
     "previous_rows",
     "resolve_links",
     "stack_places",
@@ -129,7 +131,25 @@ def resolve_links(
             if obs.dtype == object
             else blank
         )
-    return new_obs
+    return own_rows(new_obs, distance > 0)
+
+
+def own_rows(column: NDArray[Any], shared: NDArray[np.bool_]) -> NDArray[Any]:
+    """Rows of which the shared ones are no longer the objects of others, which a user may change in place.
+
+    Args:
+        column: Rows of any kind, overwritten. Numbers and encoded pictures are returned as they are.
+        shared: Whether a row is that of another column or batch, shape (rows,).
+    """
+    if column.dtype != object or not len(column) or is_encoded(column):
+        return column
+    first = column[0]
+    if isinstance(first, np.ndarray) and first.ndim and first.dtype != object:  # All rows at once.
+        joined = Ragged.joined(column, first.dtype, first.shape[1:])
+        if joined is not None:
+            return joined.rows()
+    column[shared] = object_rows([own_copy(row) for row in column[shared]])
+    return column
 
 
 def detect_stack(obs: NDArray[Any], new_obs: NDArray[Any]) -> FrameStack | None:

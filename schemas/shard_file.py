@@ -41,7 +41,7 @@ from rlio.schemas.group_arrays import (
 )
 from rlio.schemas.info_columns import absent
 from rlio.schemas.nested import nested_leaves
-from rlio.schemas.observations import MISSING, STORED, SplitStack, resolve_links, successors
+from rlio.schemas.observations import MISSING, STORED, SplitStack, own_rows, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
 from rlio.schemas.parquet_statistics import Bounds, bounded_columns, read_bounds
@@ -571,6 +571,7 @@ def _joint_next(group: DecodedGroup, name: str, rows_of: dict[str, NDArray[np.in
         if int(target.max()) >= rows or not known[target].all():
             raise CorruptData("a link in _next leads to a row without that observation")
         new_obs[elided] = obs_values[(np.cumsum(known) - 1)[target]]
+        new_obs = own_rows(new_obs, linked & (group.distance > 0))
     return new_obs[has], has
 
 

@@ -101,6 +101,13 @@ class TestRagged:
         change(column)
         assert [row.tolist() for row in Ragged.of(column)] == [row.tolist() for row in column]
 
+    def test_a_row_at_the_address_of_a_replaced_one_is_that_of_the_column(self) -> None:
+        for _ in range(100):
+            column = Ragged(np.arange(6), np.array([0, 3, 4, 6])).rows()
+            column[0] = None  # The next array takes its place.
+            column[0] = np.array([9, 9])
+            assert Ragged.of(column)[0].tolist() == [9, 9]
+
     def test_values_that_change_in_place_change_in_both(self) -> None:
         column = read(prompts(6))["tokens"]
         column[3][:] = 90
@@ -159,6 +166,16 @@ class TestRagged:
         with pytest.raises(OptionError, match=r"length=2: row 0 has 3 items"):
             Ragged.of(lists([1, 2, 3], [4])).to_padded(length=2)
 
+    @pytest.mark.parametrize("fill", [1.5, np.nan, 1e30, 2**40, "x", None])
+    def test_a_fill_that_the_items_do_not_hold_is_refused(self, fill: Any) -> None:
+        with pytest.raises(OptionError, match=r"fill=.*: items of int32 do not hold it"):
+            Ragged.of(lists([1], [])).to_padded(fill=fill)
+
+    def test_a_fill_that_the_items_hold_is_behind_them(self) -> None:
+        assert Ragged.of(lists([1], [])).to_padded(fill=-100)[0].tolist() == [[1], [-100]]
+        floats = Ragged(np.ones(1, np.float32), np.array([0, 1, 1]))
+        assert np.isnan(floats.to_padded(fill=np.nan)[0][1, 0])
+
     def test_rows_become_a_nested_tensor_over_the_same_memory(self) -> None:
         found = Ragged.of(read(prompts(7))["tokens"])
         tensor = found.to_torch()
@@ -187,6 +204,21 @@ class TestRagged:
         for offsets in ([], [0, 2], [1, 3], [0, 2, 1, 3]):
             with pytest.raises(SchemaError, match="offsets"):
                 Ragged(np.arange(3), np.array(offsets, np.int64))
+
+    @pytest.mark.parametrize("offsets", [[0, 1.5, 3], [[0, 3]], None, ["0", "3"]])
+    def test_offsets_that_are_no_whole_numbers_are_refused(self, offsets: Any) -> None:
+        with pytest.raises(SchemaError, match="expected whole numbers, as an array of shape"):
+            Ragged(np.arange(3), offsets)
+
+    @pytest.mark.parametrize("values", [[1, 2, 3], np.array(3)])
+    def test_values_that_are_no_array_of_items_are_refused(self, values: Any) -> None:
+        with pytest.raises(SchemaError, match="expected an array of shape"):
+            Ragged(values, np.array([0, 3]))
+
+    @pytest.mark.parametrize("column", [[np.arange(2)], None, np.array(3, object)])
+    def test_what_is_no_column_is_refused_by_name(self, column: Any) -> None:
+        with pytest.raises(SchemaError, match="expected an object array"):
+            Ragged.of(column)
 
     def test_columns_that_are_gone_are_forgotten(self) -> None:
         from rlio.batch import ragged
@@ -230,6 +262,18 @@ class TestShards:
     def test_each_observation_is_stored_once(self) -> None:
         root = store(trajectories(np.random.default_rng(0), [10, 20]))
         assert stored(root)["_new_obs"].null_count == 28
+
+    def test_observations_of_policies_that_are_changed_in_place_change_no_others(self) -> None:
+        obs = object_column(np.full(1 + t % 2, t, np.int32) for t in range(7))
+        rows = SampleBatch(obs=obs[:-1], new_obs=obs[1:], eps_id=np.zeros(6, int), t=np.arange(6))
+        root = store(rlio.MultiAgentBatch({"a": rows, "b": rows}, 6))
+        with rlio.DatasetReader(root, epochs=1, batch_size=4) as reader:
+            for batch in reader:
+                for part in batch.values():
+                    for row, t in zip(part["obs"], part["t"], strict=True):
+                        assert row[0] == t
+                        row += 100
+                    assert [row[0] for row in part["new_obs"]] == [t + 1 for t in part["t"]]
 
     def test_a_missing_final_observation_has_no_items(self) -> None:
         batch = trajectories(np.random.default_rng(0), [3, 4])

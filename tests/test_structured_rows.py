@@ -150,6 +150,38 @@ class TestStoredRows:
         assert found["words"][5] == ["a", "b"]
         assert found["sets"][5][0].tolist() == [0, 0]
 
+    @pytest.mark.parametrize("kind", ["sets", "words", "arrays"])
+    @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
+    def test_rows_that_are_changed_in_place_change_no_others(self, writer: Any, kind: str) -> None:
+        def row(t: int) -> Any:
+            array = np.full(1 + t % 2, t)
+            return {"sets": (array,), "words": [str(t)] * (1 + t % 2), "arrays": array}[kind]
+
+        def change(value: Any) -> None:
+            if kind == "words":
+                value.append("x")
+            else:
+                array = value if kind == "arrays" else value[0]
+                array += 100
+
+        def check(batch: SampleBatch, t: list[int]) -> None:
+            for name, later in (("obs", 0), ("new_obs", 1)):
+                for number, value in zip(t, batch[name], strict=True):
+                    assert same_objects(value, row(number + later))
+                    change(value)
+
+        obs = object_column([row(t) for t in range(13)])
+        ids = {"eps_id": np.zeros(12, int), "t": np.arange(12), "actions": np.zeros(12)}
+        root = fresh_root()
+        with writer(root) as made:
+            made.write(SampleBatch(obs=obs[:-1], new_obs=obs[1:], **ids))
+        with rlio.read(root, cache="none", epochs=1, batch_size=5) as reader:
+            for batch in reader:
+                check(batch, batch["t"].tolist())
+        data = rlio.open_dataset(root)
+        for _ in range(2):
+            check(data.take([3, 3, 4]), [3, 3, 4])
+
     def test_observations_are_stored_once(self) -> None:
         made = columns_of_parts(12)["graphs"]
         batch = SampleBatch(obs=made[:-1], new_obs=made[1:], eps_id=np.zeros(11, int), t=np.arange(11))

@@ -56,8 +56,15 @@ class Ragged:
     __slots__ = ("offsets", "values")
 
     def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
+        if not isinstance(values, np.ndarray) or not values.ndim:
+            raise SchemaError(f"values {excerpt(values)}: expected an array of shape (n, ...)")
+        given = np.asarray(offsets)
+        if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+            raise SchemaError(
+                f"offsets {excerpt(offsets)}: expected whole numbers, as an array of shape (rows + 1,)"
+            )
         self.values: NDArray[Any] = values
-        self.offsets: NDArray[np.int64] = np.asarray(offsets, np.int64)
+        self.offsets: NDArray[np.int64] = given.astype(np.int64, copy=False)
         if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(values):
             raise SchemaError(
                 f"offsets {excerpt(offsets)} of {len(values)} items: expected 0 to {len(values)}"
@@ -78,8 +85,9 @@ class Ragged:
         Raises:
             SchemaError: It has other rows; or no row, which leaves the dtype open.
         """
-        found = _known(column)
-        if found is None and len(column) and isinstance(column[0], np.ndarray):
+        is_column = isinstance(column, np.ndarray) and column.ndim
+        found = _known(column) if is_column else None
+        if found is None and is_column and len(column) and isinstance(column[0], np.ndarray):
             found = cls.joined(column, column[0].dtype, column[0].shape[1:])
         if found is None:
             raise SchemaError(
@@ -157,7 +165,7 @@ class Ragged:
             owns both.
 
         Raises:
-            OptionError: A row has more items: cut it first.
+            OptionError: A row has more items: cut it first; or the items cannot hold ``fill``.
         """
         lengths = self.lengths
         longest = int(lengths.max(initial=0))
@@ -169,7 +177,8 @@ class Ragged:
                 f"length={size}: row {row} has {longest} items; pass more, or cut the rows first"
             )
         mask = np.arange(size) < lengths[:, None]
-        values = np.full((len(self), size, *self.values.shape[1:]), fill, self.values.dtype)
+        shape = (len(self), size, *self.values.shape[1:])
+        values = np.full(shape, _filled(fill, self.values.dtype), self.values.dtype)
         values[mask] = self.values
         return values, mask
 
@@ -192,12 +201,13 @@ class _Known(NamedTuple):
     Attributes:
         column: The column, which others may change.
         ragged: The items.
-        rows: The addresses of the row objects, which shows whether one was replaced.
+        rows: A copy of the column, whose addresses show whether a row was replaced. It holds the rows,
+            because one that is gone leaves its address to the next array.
     """
 
     column: weakref.ref[NDArray[Any]]
     ragged: Ragged
-    rows: NDArray[np.intp]
+    rows: NDArray[Any]
 
 
 #: By the id of the column.
@@ -210,9 +220,7 @@ def ragged_rows(ragged: Ragged) -> NDArray[Any]:
     views = [values[start:stop] for start, stop in pairwise(ragged.offsets.tolist())]
     column = np.fromiter(views, dtype=object, count=len(views))
     key = id(column)
-    _KNOWN[key] = _Known(
-        weakref.ref(column, lambda _: _KNOWN.pop(key, None)), ragged, _addresses(column).copy()
-    )
+    _KNOWN[key] = _Known(weakref.ref(column, lambda _: _KNOWN.pop(key, None)), ragged, column.copy())
     return column
 
 
@@ -236,11 +244,27 @@ def _known(column: NDArray[Any]) -> Ragged | None:
     if found is None or owner is not found.column() or not column.flags.c_contiguous or column.ndim != 1:
         return None
     first = (_start(column) - _start(owner)) // column.itemsize
-    rows = slice(first, first + len(column))
-    if not np.array_equal(_addresses(column), found.rows[rows]):
+    rows = found.rows[first : first + len(column)]
+    if not np.array_equal(_addresses(column), _addresses(rows)):
         return None
     offsets = found.ragged.offsets[first : first + len(column) + 1]
     return Ragged(found.ragged.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _filled(fill: Any, dtype: np.dtype[Any]) -> Any:
+    """A value as an item of a dtype.
+
+    Raises:
+        OptionError: It is another value there: NaN, fractions and large numbers among whole numbers.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            found = np.asarray(fill).astype(dtype)
+        if dtype.kind == "f" or np.all(found == fill):
+            return found
+    except (TypeError, ValueError, OverflowError):
+        pass  # Refused below.
+    raise OptionError(f"fill={excerpt(fill)}: items of {dtype} do not hold it; pass another value")
 
 
 def _ends(rows: list[NDArray[Any]]) -> NDArray[np.int64]:

@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, is_per_sequence
 from rlio.batch.episode import Episode
+from rlio.batch.nested import map_structure
 from rlio.catalog.listing import Segment
 from rlio.errors import CorruptData, OptionError
 from rlio.look.episode_index import EpisodeIndex, join_episodes
 from rlio.read_options import ReadOptions
 from rlio.schemas.batches import pictures_decoded
+from rlio.schemas.observations import own_rows
 from rlio.schemas.streams import STREAM_COLUMNS, Streams, StreamTable
 from rlio.source.live_streams import live_streams
 from rlio.source.row_streams import flat_columns
@@ -118,8 +120,10 @@ class RandomAccess:
             self._group = key, self._reader.read(self._dataset.segments[segment], span)
         return self._group[1]
 
-    def _with_pictures(self, rows: SampleBatch, segment: int, span: Span) -> SampleBatch:
-        """Rows of a group with their pictures decoded."""
+    def _own(self, rows: SampleBatch, segment: int, span: Span) -> SampleBatch:
+        """Rows of a group that share nothing with the group, which is kept, with their pictures decoded."""
+        for name, column in rows.items():
+            rows[name] = map_structure(lambda leaf: own_rows(leaf, np.ones(len(leaf), bool)), column)
         uri = self._dataset.uri_of(self._dataset.segments[segment].path)
         return cast(SampleBatch, pictures_decoded(rows, uri, span.group))
 
@@ -150,7 +154,7 @@ class RandomAccess:
                 low, high = np.searchsorted(ascending, (first, first + len(span.rows)))
                 if low < high:
                     part = self._batch(number, span)[ascending[low:high] - first]
-                    parts.append(self._with_pictures(part, number, span))
+                    parts.append(self._own(part, number, span))
         found = parts[0] if len(parts) == 1 else concat_samples(parts)
         taken: SampleBatch = found[np.argsort(order)]
         return taken
@@ -251,7 +255,7 @@ class RandomAccess:
             for number, places in self._places[fragment]:
                 found_rows = _of_policy(self._batch(fragment.segment, spans[number]), fragment.policy)
                 assert found_rows is not None
-                yield self._with_pictures(found_rows[places], fragment.segment, spans[number])
+                yield self._own(found_rows[places], fragment.segment, spans[number])
             return
         # The table of a shard of an earlier version knows no agents by name.
         names_agents = any(agent is not None for agent in self._shard(segment).streams.agent_index)
@@ -261,7 +265,7 @@ class RandomAccess:
             own = np.flatnonzero(numbers == fragment.number)
             if len(own):
                 found = True
-                yield self._with_pictures(rows[own], fragment.segment, span)
+                yield self._own(rows[own], fragment.segment, span)
         if not found:
             raise CorruptData(
                 f"the table of streams lists more episodes than the rows have: number {fragment.number}",
