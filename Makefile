@@ -93,7 +93,7 @@ test: $(STAMP) $(AZURITE)
 	wait $$lint || { tests=$$?; cat "$$said"; }; rm -f "$$said"; exit $$tests
 
 test-all: $(STAMP) $(AZURITE) $(PYRIGHT)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m further $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "further and not soak" $(ARGS)
 
 # Together with RLlib, which pins its gymnasium.
 .venv-lowest/.rlio-is-installed: pyproject.toml constraints-lowest.txt | $(BIN)/python

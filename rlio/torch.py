@@ -586,11 +586,12 @@ class _Message:
 
 
 def _joined(batches: Sequence[Batch]) -> dict[str, Any] | None:
-    """The columns of small batches, joined in order; None for other batches."""
+    """The columns of small batches, joined in order; None for other batches, and for nested columns."""
     if not batches or len(batches) * batches[0].size_bytes() > _SHARED_BYTES:
         return None
     plain = [batch for batch in batches if isinstance(batch, SampleBatch)]
-    return joined_plainly(plain) if len(plain) == len(batches) else None
+    joined = joined_plainly(plain) if len(plain) == len(batches) else None
+    return None if joined is None or any(type(column) is dict for column in joined.values()) else joined
 
 
 def _as_tensors(sent: _Sent) -> _Sent:

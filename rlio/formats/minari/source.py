@@ -214,6 +214,8 @@ class MinariSource:
             found = self._store.read_part(episode, names, part, steps)
             steps = len(part)
         for name, value in found.items():
+            if name in (_REWARDS, *_ENDS) and not isinstance(value, np.ndarray):
+                raise CorruptData(f"{name} of episode {episode} are nested: expected an array", uri=self.uri)
             rows = steps + 1 if name == "observations" else steps
             for _, leaf in leaves(value):
                 if len(leaf) != rows:
@@ -243,7 +245,9 @@ class MinariSource:
             columns_found[Columns.ENV_SEED] = np.full(steps, self._seeds[episode])
         return SampleBatch(columns_found)
 
-    def _check_rewards(self, episode: int, rewards: np.ndarray) -> None:
+    def _check_rewards(self, episode: int, rewards: Any) -> None:
+        if not isinstance(rewards, np.ndarray):
+            raise CorruptData(f"rewards of episode {episode} are nested: expected an array", uri=self.uri)
         stated = self._store.episodes[episode].get("rewards_sum")
         if stated is not None and not np.isclose(
             float(stated), rewards.sum(dtype=np.float64), rtol=1e-4, atol=1e-6, equal_nan=True

@@ -49,7 +49,7 @@ class FinalRows(Table):
         super().__init__(table.uri, table.files)
         self.names: Sequence[str] = table.names
         self.uneven: frozenset[str] = table.uneven
-        self.of_episodes = table.of_episodes
+        self.of_episodes: frozenset[str] = table.of_episodes
         self._table, self._steps = table, steps
         self.lengths: Sequence[int] = [count + 1 for each in steps for count in each]
         self.rows: Sequence[int] = [sum(each) + len(each) for each in steps]

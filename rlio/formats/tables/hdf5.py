@@ -105,7 +105,7 @@ class Hdf5Table(Table):
         wanted = _names_in(mapping)
         if not self._is_flat:
             groups = self._guarded(0, lambda: self._matching(0, glob)) if glob else [""]
-            self.of_episodes = frozenset(
+            self.of_episodes: frozenset[str] = frozenset(
                 flag for flag in flags_of(mapping) if self._guarded(0, partial(self._is_one, groups, flag))
             )
             wanted = [name for name in wanted if name not in self.of_episodes]

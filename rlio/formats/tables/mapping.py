@@ -93,7 +93,8 @@ class MappedSource(MappedEpisodes):
     beside: Sequence[InputFile] = ()
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
-        self.uri, self.notes = table.uri, []
+        self.uri: str = table.uri
+        self.notes: list[str] = []
         self._table, self._of_episodes, self._codes = table, {}, {}
         try:
             mapping = self._map = table.arranged(mapping)

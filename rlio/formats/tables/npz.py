@@ -104,7 +104,7 @@ class NpzTable(Table):
     def arranged(self, mapping: Mapping) -> Mapping:
         """Flags of episodes may be single values; see `Table`."""
         flags = {flag for flag in flags_of(mapping) if all(flag in counts for counts in self._counts)}
-        self.of_episodes = frozenset(flags & self._single)
+        self.of_episodes: frozenset[str] = frozenset(flags & self._single)
         self.names = [*self.names, *sorted(self.of_episodes.difference(self.names))]
         return mapping
 
