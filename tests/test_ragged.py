@@ -216,7 +216,7 @@ class TestRagged:
             Ragged(values, np.array([0, 3]))
 
     @pytest.mark.parametrize("column", [[np.arange(2)], None, np.array(3, object)])
-    def test_what_is_no_column_is_refused_by_name(self, column: Any) -> None:
+    def test_ragged_refuses_a_value_that_is_no_column_by_name(self, column: Any) -> None:
         with pytest.raises(SchemaError, match="expected an object array"):
             Ragged.of(column)
 
