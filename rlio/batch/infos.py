@@ -63,7 +63,7 @@ def info_objects(column: Mapping[str, Any]) -> NDArray[Any]:
     """The infos of a column in the typed form, shape (rows,): new dicts, which share no array with it.
 
     Raises:
-        CorruptData: What is left of a row does not fit its keys.
+        CorruptData: A residual does not fit the keys.
     """
     notes = column[NOTES]
     rest = notes[NOTES]
