@@ -63,7 +63,7 @@ def test_a_file_on_which_pyarrow_crashes_is_an_error_if_it_is_isolated(tmp_path:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(100, marks=pytest.mark.further),
+        pytest.param(200, marks=pytest.mark.further),
         pytest.param(10_000, marks=pytest.mark.soak),
     ],
 )
