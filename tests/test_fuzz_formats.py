@@ -11,14 +11,17 @@ from typing import Any
 
 import fuzzed_formats
 import pytest
-from fuzzed_formats import MEMORY, SEEDS, put_mutation
+from fuzzed_formats import MEMORY, SECONDS, SEEDS, put_mutation
 
 import rlio
 from rlio.errors import RlioError
 from rlio.formats.format import formats
+from rlio.support.isolation import Isolation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and the bounds of Linux")
 ROOT = Path(fuzzed_formats.__file__)
+# The formats whose files HDF5 decodes.
+HDF5 = ("aloha", "d3rlpy", "d4rl", "hdf5", "maniskill", "minari", "robomimic", "tianshou")
 
 
 def test_every_format_that_is_read_is_fuzzed() -> None:
@@ -44,10 +47,11 @@ def outcomes(name: str, first: int, stop: int) -> list[dict[str, Any]]:
 
 
 def check_isolated(name: str, number: int, folder: Path) -> None:
-    """A native library crashes on a mutation: in a process of its own that is an error."""
+    """A native library crashes or hangs on a mutation: in a process of its own that is an error."""
     options = put_mutation(name, number, folder / str(number))
-    with pytest.raises(RlioError, match="ended by SIG"):
-        rlio.convert(folder / str(number), folder / f"{number}-out", isolated=True, **options)
+    bounds = Isolation(processor_seconds=SECONDS)
+    with pytest.raises(RlioError, match=r"ended by SIG|more than processor_seconds"):
+        rlio.convert(folder / str(number), folder / f"{number}-out", isolated=bounds, **options)
 
 
 @pytest.mark.further
@@ -70,7 +74,13 @@ def test_a_file_on_which_pyarrow_crashes_is_an_error_if_it_is_isolated(tmp_path:
 def test_mutations_are_refused_or_give_the_same_rows_twice(count: int, name: str, tmp_path: Path) -> None:
     found = outcomes(name, 0, count)
     assert {one["end"] for one in found} == set(range(count))
-    crashed = [one["end"] for one in found if one.get("died") in (-signal.SIGABRT, -signal.SIGSEGV)]
+    # HDF5 hangs on some forged texts of attributes, without a way out; the timer then ends the process.
+    hangs = (signal.SIGPROF,) if name in HDF5 else ()
+    crashed = [
+        one["end"]
+        for one in found
+        if one.get("died") in [-x for x in (signal.SIGABRT, signal.SIGSEGV, *hangs)]
+    ]
     for number in crashed:
         check_isolated(name, number, tmp_path)
     assert len(crashed) <= count / 50

@@ -210,6 +210,9 @@ def test_dones_become_terminateds_and_truncateds_stay_apart() -> None:
         "truncateds": [False, True, False],
     }
     assert "truncateds" not in flags(dones=[False, False, True], terminateds=[False, False, True])
+    for name in ("dones", "terminateds", "truncateds"):
+        with pytest.raises(SchemaError, match="expected a flag a row"):
+            flags(**{name: {"part": [False, False, True]}})
     with pytest.raises(SchemaError, match="dones"):
         flags(dones=[False] * 3, terminateds=[True] * 3)
     with pytest.raises(SchemaError, match="true and false"):

@@ -73,8 +73,11 @@ class DoneFlags:
         ``TimeLimit.truncated`` of the infos. If none of them does, this is logged once.
 
         Raises:
-            SchemaError: The existing flags contradict ``dones``.
+            SchemaError: The existing flags contradict ``dones``, or have parts.
         """
+        for name in _ENDS:
+            if name in columns and not isinstance(columns[name], np.ndarray):
+                raise SchemaError(f"found {excerpt(columns[name])}, expected a flag a row", column=name)
         if Columns.DONES in columns:
             self._replace(columns, columns.pop(Columns.DONES))
         if self._asked is not None:  # Some columns were decoded only to compute others.
