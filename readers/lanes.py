@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from rlio.batch import MultiAgentBatch, split_units
-from rlio.batch.multi_agent import step_numbers
+from rlio.batch import split_units
 from rlio.errors import CorruptData
 from rlio.query.lanes import LaneOrder, lanes_of_rank
 from rlio.query.order import WindowRef, gather
@@ -177,20 +176,20 @@ class Orders:
     def units(self, part: UnitRange) -> Iterator[Folded]:
         """The units of a part of an epoch, in batches."""
         source = self._lane(part) if part.lanes > 1 else self._alone()
+        if part.step > 1 and source.unit == "steps" and not source.by_row:
+            # Steps of several agents are numbered anew in a batch, so each is read by itself.
+            for place in range(part.start, part.stop, part.step):
+                yield from self.units(part._replace(start=place, stop=place + 1, step=1))
+            return
         at = part.start
         for dealt in source.units(part.epoch, part.start, part.stop, range(part.stop - part.start)):
             assert dealt.batch is not None
-            first = -(at - part.start) % part.step
+            own = np.arange(-(at - part.start) % part.step, dealt.found, part.step)
             at += dealt.found
             if part.step == 1:
                 yield dealt.batch
-            elif first < dealt.found:
-                yield self._each(dealt.batch, np.arange(first, dealt.found, part.step))
-
-    def _each(self, folded: Folded, units: np.ndarray[Any, Any]) -> Folded:
-        batch = folded.batch
-        steps = step_numbers(batch)[0] if isinstance(batch, MultiAgentBatch) else {}
-        return replace(folded, batch=take_units(batch, units, self.known.unit, steps))
+            elif len(own):
+                yield replace(dealt.batch, batch=take_units(dealt.batch.batch, own, source.unit, {}))
 
     def _lane(self, part: UnitRange) -> GroupSource:
         key = part.epoch, part.lanes
