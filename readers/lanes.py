@@ -184,11 +184,12 @@ class Orders:
         at = part.start
         for dealt in source.units(part.epoch, part.start, part.stop, range(part.stop - part.start)):
             assert dealt.batch is not None
-            own = np.arange(-(at - part.start) % part.step, dealt.found, part.step)
-            at += dealt.found
             if part.step == 1:
                 yield dealt.batch
-            elif len(own):
+                continue
+            own = np.arange(-(at - part.start) % part.step, dealt.found, part.step)
+            at += dealt.found
+            if len(own):
                 yield replace(dealt.batch, batch=take_units(dealt.batch.batch, own, source.unit, {}))
 
     def _lane(self, part: UnitRange) -> GroupSource:
