@@ -364,7 +364,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def fetched(monkeypatch: pytest.MonkeyPatch, root: Path, **options: Any) -> tuple[int, int, list[int]]:
+def fetched(monkeypatch: pytest.MonkeyPatch, root: Any, **options: Any) -> tuple[int, int, list[int]]:
     """Requests for shards, their bytes, and the rows of a reader."""
     calls: list[int] = []
     real = Storage._read
@@ -377,7 +377,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, root: Path, **options: Any) -> tupl
 
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "_read", counted)
-        with DatasetReader(root, cache="none", batch_size=50, epochs=1, **options) as reader:
+        with rlio.read(root, cache="none", batch_size=50, epochs=1, **options) as reader:
             rows = [t for batch in reader for t in batch["t"].tolist()]
     return len(calls), sum(calls), rows
 
@@ -395,3 +395,17 @@ def test_a_rank_fetches_its_share(
     assert sorted(chain(*(own for _, _, own in each))) == sorted(rows) == list(range(24_000))
     assert max(own for _, own, _ in each) <= 1.2 * size / world
     assert max(own for own, _, _ in each) <= 1.2 * requests / world
+
+
+def test_a_rank_fetches_its_share_of_several_roots(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    with rlio.ParquetWriter(other, roll=Roll(max_rows=300, max_seconds=None)) as writer:
+        rows = np.arange(24_000, 30_000)
+        writer.write(SampleBatch(obs=np.zeros((6000, 60), np.float32), t=rows))
+    roots, options = [shards, other], {"shuffle": True, "seed": 1}
+    _, size, _ = fetched(monkeypatch, roots, **options)
+    each = [fetched(monkeypatch, roots, **options, shard=(rank, 4)) for rank in range(4)]
+    assert sorted(chain(*(own for _, _, own in each))) == list(range(30_000))
+    assert sum(own for _, own, _ in each) <= 1.2 * size
