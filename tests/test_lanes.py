@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from concurrent.futures import wait
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rlio.batch import Batch
 from rlio.errors import CorruptData, EndOfData, StateError
 from rlio.query.lanes import LaneOrder, lane_bounds, lane_parts, lanes_of_rank
 from rlio.query.positions import UnitRange, spans_of
+from rlio.source.ahead import Ahead
 from rlio.storage.filesystem import Storage
 
 WORLDS = (1, 2, 3, 5, 8)
@@ -231,6 +233,22 @@ def test_each_unit_is_served_once_an_epoch_also_where_the_number_of_ranks_change
 
 
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
+def test_joint_steps_of_lanes_that_ranks_share_are_served_once(roots: dict[str, str], order: str) -> None:
+    """Three ranks begin, and five end: the steps of a shuffled batch have other numbers than places."""
+    options = {**OPTIONS[order], "epochs": 1}
+    served: list[Any] = []
+    for rank in range(3):
+        with reader_of(roots["joint steps"], **options, shard=(rank, 3), batch_size=2) as reader:
+            served += chain.from_iterable(units_of(reader.sample()) for _ in range(3))
+            state = reader.state_dict()
+    for rank in range(5):
+        with reader_of(roots["joint steps"], **options, shard=(rank, 5), batch_size=6) as reader:
+            reader.load_state_dict(state)
+            served += chain.from_iterable(map(units_of, reader))
+    assert sorted(served) == list(range(60))
+
+
+@pytest.mark.parametrize("order", ["in order", "shuffled"])
 @pytest.mark.parametrize(("lanes", "world"), [(8, 3), *further((8, 8), (8, 2), (5, 1), (1, 3))])
 def test_a_restored_rank_gives_what_it_would_have_given(
     roots: dict[str, str], order: str, lanes: int, world: int
@@ -375,8 +393,17 @@ def fetched(monkeypatch: pytest.MonkeyPatch, root: Any, **options: Any) -> tuple
             calls.append(len(found))
         return found
 
+    announce = Ahead.announce
+
+    def finished(self: Ahead[Any], key: Any) -> None:
+        """Read ahead at once: otherwise the thread may not have begun when the reader is closed."""
+        announce(self, key)
+        assert self._announced is not None
+        wait([self._announced[1]])
+
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "_read", counted)
+        patch.setattr(Ahead, "announce", finished)
         with rlio.read(root, cache="none", batch_size=50, epochs=1, **options) as reader:
             rows = [t for batch in reader for t in batch["t"].tolist()]
     return len(calls), sum(calls), rows
@@ -395,6 +422,8 @@ def test_a_rank_fetches_its_share(
     assert sorted(chain(*(own for _, _, own in each))) == sorted(rows) == list(range(24_000))
     assert max(own for _, own, _ in each) <= 1.2 * size / world
     assert max(own for own, _, _ in each) <= 1.2 * requests / world
+    if not shuffle and 80 % world == 0:  # Lanes end where shards end, and nothing beyond is read ahead.
+        assert sum(own for own, _, _ in each) == requests
 
 
 def test_a_rank_fetches_its_share_of_several_roots(
