@@ -1,7 +1,8 @@
 """Epochs over a source, decoded as it is read: recorded order or shuffled.
 
 `DatasetReader` uses this pass without a store. A position is a unit (row, sequence or
-joint step) of an epoch: see `rlio.replay.epoch_pass`.
+joint step) of an epoch: see `rlio.replay.epoch_pass`. An epoch that several ranks begin is dealt to them as
+lanes: see `rlio.query.lanes`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from rlio.batch import Batch
 from rlio.errors import CorruptData, DataNotFound, EndOfData, excerpt
 from rlio.query.filter_pushdown import matches
 from rlio.query.filters import RowFilter
-from rlio.query.order import share
-from rlio.query.positions import columns_digest
+from rlio.query.lanes import lane_parts, lanes_of_rank
+from rlio.query.order import ORDER_VERSION, share
+from rlio.query.positions import UnitRange, check_offset, check_position, columns_digest
 from rlio.read_options import ReadOptions
 from rlio.reader import JsonState, Unit
-from rlio.readers.group_source import Groups, GroupSource, RecordedOrder, WindowedOrder
+from rlio.readers.group_source import Groups
+from rlio.readers.lanes import Orders
 from rlio.replay.buffers import Buffers
 from rlio.replay.epoch_pass import EpochPass
 from rlio.schemas.folded import Folded, unfold
@@ -25,6 +28,7 @@ from rlio.source.damage import Damage
 from rlio.source.selection import group_options, own_size
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SegmentGone
+from rlio.support.states import whole_number
 
 __all__ = ["ColdPass"]
 
@@ -62,30 +66,36 @@ class ColdPass(EpochPass):
         self.damage: Damage = Damage()
         # For frame stacks.
         self._buffers = Buffers()
+        #: The epoch that a loaded state was in the middle of, and its lanes.
+        self._begun: tuple[int, int] = -1, 1
+        #: Whether the loaded state is of a version without lanes, whose order goes on.
+        self._is_earlier = False
+        #: What a position in lanes depends on; None: not asked for yet.
+        self._laned: JsonState | None = None
         #: The source, as listed last.
         self.source: Source
-        self.source, self._groups = self._opened(source)
+        self.source, self._orders = self._opened(source)
 
     @property
     def unit(self) -> Unit:
         """The unit that ``n`` counts."""
-        return self._groups.unit
+        return self._orders.known.unit
 
     @property
     def total(self) -> int:
         """Units of one epoch, of all ranks together."""
-        return self._groups.total
+        return self._orders.known.total
 
     @property
     def skipped(self) -> int:
         """Rows lost to damage so far, each counted once."""
-        return self._groups.skipped
+        return self._orders.skipped
 
     # ---- batches ----
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units; None: the batch size of the options."""
-        if self._groups.total == 0:
+        if self.total == 0:
             raise EndOfData(self._why_empty())
         self._check_size(n or self.batch_size)
         before = self.epoch, self.offset
@@ -120,7 +130,7 @@ class ColdPass(EpochPass):
     def _go_back(self, before: tuple[int, int]) -> None:
         self.epoch: int = before[0]
         self.offset: int = before[1]
-        self._groups.rewind()
+        self._orders.rewind()
 
     def _gather(self, n: int) -> list[Folded]:
         """Batches of ``n`` units in all, at least one batch.
@@ -131,12 +141,29 @@ class ColdPass(EpochPass):
         if self.options.on_error == "skip":
             parts = self._gather_what_is_there(n)
         else:
-            spans = self._deal(n)
-            dealt = [each for span in spans for each in self._groups.units(*span, range(n))]
-            parts = [each.batch for each in dealt if each.batch is not None]
+            parts = [batch for span in self._deal(n) for batch in self._orders.units(span)]
         if not parts:  # This rank has no share of the last step.
             raise self._end()
         return parts
+
+    def _share_of(self, units: int) -> list[UnitRange]:
+        """See `EpochPass`: the units of this rank's lanes, or its slice of the order of one reader."""
+        spans = self._spans(units)
+        if all(self._lanes_in(span.epoch) == 1 for span in spans):
+            return super()._share_of(units)
+        return [
+            part
+            for span in spans
+            for part in lane_parts(
+                span, self._lanes_in(span.epoch), total=self.total, shard=self.options.shard
+            )
+        ]
+
+    def _lanes_in(self, epoch: int) -> int:
+        """Lanes of an epoch: as many as ranks began it."""
+        if self._is_earlier or self.options.on_error == "skip":
+            return 1  # Rows after skipped damage move up, and would move from lane to lane.
+        return self._begun[1] if epoch == self._begun[0] else self.options.shard[1]
 
     def _gather_what_is_there(self, n: int) -> list[Folded]:
         """`_gather` for ``on_error="skip"``: rows after damage move up, and the next step begins later.
@@ -174,7 +201,7 @@ class ColdPass(EpochPass):
             self._step(covered)
             for span in spans:
                 own = range(max(wanted.start - found, 0), max(wanted.stop - found, 0))
-                for dealt in self._groups.units(*span, own):
+                for dealt in self._orders.of(1).units(span.epoch, span.start, span.stop, own):
                     parts += [] if dealt.batch is None else [dealt.batch]
                     found += dealt.found
             if not found and self.epoch > began + 1:
@@ -187,11 +214,16 @@ class ColdPass(EpochPass):
 
     # ---- shards that are gone ----
 
-    def _opened(self, source: Source) -> tuple[Source, GroupSource]:
-        """The groups of a listing, or of a later listing if its segments are gone."""
+    def _opened(self, source: Source) -> tuple[Source, Orders]:
+        """The orders of a listing, or of a later listing if its segments are gone."""
         return self._gone.read(source, lambda source: (source, self._open(source)))
 
-    def _open(self, source: Source) -> GroupSource:
+    def _open(self, source: Source) -> Orders:
+        orders = Orders(lambda: self._groups_of(source), seed=self.seed, world=self.options.shard[1])
+        orders.of(self._lanes_in(self.epoch))
+        return orders
+
+    def _groups_of(self, source: Source) -> Groups:
         options = group_options(source, self.options, self._missing)
         found = None
         if self._filter is not None:
@@ -203,8 +235,7 @@ class ColdPass(EpochPass):
                 given_up=self._gone.given_up,
                 damage=self.damage,
             )
-        groups = Groups(source, options, self._gone.given_up, found, self.damage)
-        return RecordedOrder(groups) if self.seed is None else WindowedOrder(groups, seed=self.seed)
+        return Groups(source, options, self._gone.given_up, found, self.damage)
 
     def _list_again(self, gone: SegmentGone) -> None:
         """List the source again, and continue with the segments that now hold the same rows.
@@ -225,7 +256,8 @@ class ColdPass(EpochPass):
         if any(segment.path == gone.segment.path for segment in fresh.segments):
             return
         fresh, other = self._opened(fresh)
-        if other.layout != self._groups.layout:
+        lanes = self._lanes_in(self.epoch)
+        if other.of(lanes).layout != self._orders.of(lanes).layout:
             other.close()
             raise DataNotFound(
                 "the shard was compacted into a larger one and removed while it was being read: this order "
@@ -233,29 +265,63 @@ class ColdPass(EpochPass):
                 "epoch, and let gc keep covered shards for longer than an epoch takes",
                 uri=self.source.uri_of(gone.segment.path),
             ) from gone.error
-        self._groups.close()
+        self._orders.close()
         logger.info("%s: listed again, because %s is gone", self.source.uri, gone.segment.path)
-        self.source, self._groups = fresh, other
+        self.source, self._orders = fresh, other
 
     # ---- state ----
 
+    def position(self) -> JsonState:
+        """See `EpochPass.position`; with the number of lanes of the epoch."""
+        lanes = self._lanes_in(self.epoch)
+        found = {"epoch": self.epoch, "position": self.offset, "seed": self.seed, **self._printed(lanes)}
+        return found if self._is_earlier else {**found, "lanes": lanes}
+
     def seek(self, position: JsonState) -> None:
         """See `EpochPass.seek`."""
-        drawn = self.seed
-        super().seek(position)
-        if self.seed is not None and self.seed != drawn and isinstance(self._groups, WindowedOrder):
-            self._groups.reseed(self.seed)
-        self._groups.rewind()
+        world, drawn = self.options.shard[1], self.seed
+        lanes = max(whole_number(position, "lanes"), 1) if "lanes" in position else 1
+        check_position(position, self._printed(lanes), self.options, uri=self.uri)
+        self.epoch, self.offset = check_offset(position, self.options, total=self.total)
+        self.seed = position["seed"]  # If both seeds came from the OS, the saved one counts.
+        if self.seed is not None and self.seed != drawn:
+            self._orders.reseed(self.seed)
+        self._orders.rewind()
+        self._is_earlier = world > 1 and "lanes" not in position
+        self._begun = (self.epoch, lanes) if self.offset else (-1, 1)
+        lanes = self._lanes_in(self.epoch)
+        if self.options.on_error == "raise" and lanes_of_rank(lanes, world) * world > lanes:
+            logger.warning(
+                "%s: each of %d ranks reads more than its share, because %s",
+                self.uri,
+                world,
+                "an earlier version saved the state, whose order goes on: begin an epoch without it"
+                if self._is_earlier
+                else f"{lanes} began epoch {self.epoch}: it is dealt again when it is over",
+            )
+
+    def _printed(self, lanes: int) -> JsonState:
+        """Values that must be equal for a position in an epoch of so many lanes to mean the same units."""
+        if lanes == 1:
+            return self._fingerprint
+        if self._laned is None:
+            order = ["windows in lanes", ORDER_VERSION] if self.options.shuffle else ["recorded in lanes", 0]
+            self._laned = {**self._printed_as(order, self._identity_in(lanes))}
+        return self._laned
 
     def _identity(self) -> JsonState:
+        return self._identity_in(1)
+
+    def _identity_in(self, lanes: int) -> JsonState:
         options = {
             "columns": columns_digest(self.options),
             "on_error": self.options.on_error,
             "missing": self._missing,
             "filter": None if self._filter is None else self._filter.text,
         }
-        return {"snapshot": self.source.state_identity, "layout": self._groups.layout, "options": options}
+        layout = self._orders.of(lanes).layout
+        return {"snapshot": self.source.state_identity, "layout": layout, "options": options}
 
     def close(self) -> None:
         """End the background thread."""
-        self._groups.close()
+        self._orders.close()

@@ -7,15 +7,16 @@ group. With a filter, only the passing rows have positions; they are found befor
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from rlio.batch.multi_agent import step_numbers
 from rlio.batch.rows import ragged_rows
 from rlio.errors import CorruptData
 from rlio.query.filter_pushdown import Matches
+from rlio.query.lanes import lane_bounds
 from rlio.query.order import WindowOrder, WindowRef
 from rlio.reader import Unit
 from rlio.schemas.folded import Folded, join_folded
@@ -36,7 +38,7 @@ from rlio.source.source import Source, StoredSegment
 from rlio.source.span_reader import Span, SpanReader
 from rlio.support.forks import cached_property
 
-__all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder"]
+__all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder", "digest", "take_units"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -130,6 +132,8 @@ class GroupSource(ABC):
         self.unit: Unit = counting.unit
         #: Units of an epoch.
         self.total = 0
+        #: A segment, its groups that have units, and the first unit of each group and the number of all.
+        self._opened: tuple[StoredSegment | None, list[Span], list[int]] = None, [], [0]
         #: Up to where units were asked for; None: not yet.
         self._reached: int | None = None
         if not options.skip_damage:
@@ -170,6 +174,17 @@ class GroupSource(ABC):
         if self._matches is None:
             return segment.rows if span is None else len(span.rows)
         return self._chosen[segment].count if span is None else len(self._passing(segment, span))
+
+    def _units_of(self, segment: StoredSegment, span: Span) -> int:
+        return span.units if self._matches is None else self._weigh(segment, span)
+
+    def _spans_in(self, segment: StoredSegment) -> tuple[list[Span], list[int]]:
+        """See `_opened`. Kept for the next groups: a JSON shard has one group a line, and as many spans."""
+        if self._opened[0] != segment:
+            spans = [span for span in self._reader.spans(segment) if self._units_of(segment, span)]
+            starts = [0, *accumulate(self._units_of(segment, span) for span in spans)]
+            self._opened = segment, spans, starts
+        return self._opened[1:]
 
     def _follows(self, start: int, stop: int) -> bool:
         """Whether units are asked for in turn, so that more are worth reading; a rank passes over others'."""
@@ -230,26 +245,27 @@ class RecordedOrder(GroupSource):
         self._starts = [0, *accumulate(sizes)]
         self.total: int = self._starts[-1]
         self._joint = any(schema.multi_agent for schema in groups.source.schemas.values())
+        #: The first position, and the one after the last; a lane has a part of them.
+        self._bounds = 0, self.total
         self._ahead: Ahead[_Group] = Ahead(self._load)
+        self._reads_ahead = True
         self._group: _Group | None = None
-        self._spans_of: StoredSegment | None = None
-        self._spans: list[Span] = []
-        self._span_starts = [0]
 
     @cached_property
     def layout(self) -> str:
         """Rows and sequences keep their order in any row groups. Joint steps within a group may not."""
-        return f"{self.total} {self.unit}" + (f" {_digest(self._groups)}" if self._joint else "")
+        return f"{self.total} {self.unit}" + (f" {digest(self._groups)}" if self._joint else "")
 
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are views of the group; no other batch has the same rows."""
-        found = 0
+        found, (first, last) = 0, self._bounds
+        start, stop = first + start, first + stop
         in_turn = self._follows(start, stop)
         while start < stop:
             group = self._group
             if group is None or not group.start <= start < group.stop:
                 group = self._ahead.get((start, in_turn))
-                if group.stop < self.total:
+                if group.stop < last and self._reads_ahead:
                     self._ahead.announce((group.stop, in_turn))
             end = min(stop, group.stop)
             if group.batch is None:
@@ -281,24 +297,32 @@ class RecordedOrder(GroupSource):
         position, in_turn = wanted
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
-        if self._spans_of != segment:
-            # Kept for the next groups: a JSON shard has one group a line, and as many spans.
-            spans = self._reader.spans(segment)
-            self._spans = [span for span in spans if self._units_of(segment, span)]
-            self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
-            self._spans_of = segment
-        index = bisect_right(self._span_starts, position - self._starts[number]) - 1
-        if index >= len(self._spans):
+        spans, starts = self._spans_in(segment)
+        index = bisect_right(starts, position - self._starts[number]) - 1
+        if index >= len(spans):
             raise CorruptData("the shard holds fewer rows than its name says", uri=segment.path)
-        spans = self._spans if in_turn else self._spans[: index + 1]
+        # Of groups that are read together, the last one may be the last of the lane.
+        most = bisect_left(starts, self._bounds[1] - self._starts[number]) if in_turn else index + 1
+        spans = spans[:most]
         stop, folded = self._reader.read_run(segment, spans, index)
         if folded is not None:
             folded = self._passed(segment, spans[index:stop], folded)
         first = self._starts[number]
-        return _Group(first + self._span_starts[index], first + self._span_starts[stop], folded)
+        return _Group(first + starts[index], first + starts[stop], folded)
 
-    def _units_of(self, segment: StoredSegment, span: Span) -> int:
-        return span.units if self._matches is None else self._weigh(segment, span)
+    def lane(self, number: int, lanes: int, *, ahead: bool) -> Self:
+        """A lane of this order, whose positions count from its first unit.
+
+        Args:
+            number: Which.
+            lanes: Number of lanes.
+            ahead: Whether to read ahead. Lanes share what reads groups, which is for one thread at a time.
+        """
+        found = copy.copy(self)
+        found._bounds = lane_bounds(self.total, lanes, number)
+        found._ahead, found._reads_ahead = Ahead(found._load), ahead
+        found.rewind()
+        return found
 
     def close(self) -> None:
         self._ahead.close()
@@ -342,6 +366,8 @@ _NO_WINDOW = _Window(None, None, {})
 class WindowedOrder(GroupSource):
     """Permutes windows of row groups, and units within each window: `rlio.query.order.WindowOrder`."""
 
+    _order: Any  # `WindowOrder`, or another with the same methods.
+
     def __init__(self, groups: Groups, *, seed: int) -> None:
         super().__init__(groups)
         self._groups: list[tuple[StoredSegment, Span, int]] = []
@@ -349,6 +375,10 @@ class WindowedOrder(GroupSource):
             self._groups += [(segment, span, units) for span, units in found if units]
         self._order = self._order_of(seed)
         self.total: int = len(self._order)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Hold no window."""
         self._ahead: Ahead[_Window] = Ahead(self._load)
         self._current: tuple[int, int] | None = None
         self._window = _NO_WINDOW
@@ -361,7 +391,7 @@ class WindowedOrder(GroupSource):
         """Windows consist of row groups, so the same rows in other groups come in another order."""
         mixed = self._reader.source.window_rows
         windows = "" if mixed is None else f" {mixed}"
-        return f"{self.total} {self.unit} {_digest([units for _, _, units in self._groups])}{windows}"
+        return f"{self.total} {self.unit} {digest([units for _, _, units in self._groups])}{windows}"
 
     def reseed(self, seed: int) -> None:
         """Use another seed, that of a saved state."""
@@ -398,7 +428,7 @@ class WindowedOrder(GroupSource):
         taken = places[own.start : own.stop]
         if window.batch is None or not len(taken):
             return Dealt(None, len(places))
-        batch = _take(window.batch.batch, taken, self.unit, window.steps)
+        batch = take_units(window.batch.batch, taken, self.unit, window.steps)
         return Dealt(Folded(batch, window.batch.frames), len(places))
 
     def _cut(self, start: int, stop: int) -> Folded:
@@ -419,20 +449,29 @@ class WindowedOrder(GroupSource):
         """Make ``window`` the current one, and announce the next one to the background thread."""
         if self._current == (epoch, window.index):
             return
-        self._window = self._ahead.get(window.index)
+        self._window = self._ahead.get(self._key(epoch, window))
         self._rows, self._block = self._order.rows_in(epoch, window), (0, SampleBatch())
         self._current = (epoch, window.index)
+        following = self._following(epoch, window)
+        if following is not None:
+            self._ahead.announce(following)
+
+    def _key(self, epoch: int, window: WindowRef) -> Any:
+        """What `_runs_of` needs to know of a window."""
+        return window.index
+
+    def _following(self, epoch: int, window: WindowRef) -> Any:
+        """The key of the window after ``window``; None if it is the same, or there is none."""
         last = window.stop_position == self.total
         following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
-        if following.index != window.index:
-            self._ahead.announce(following.index)
+        return following.index if following.index != window.index else None
 
-    def _load(self, index: int) -> _Window:
+    def _load(self, key: Any) -> _Window:
         parts: list[Folded] = []
         place: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for units, folded in self._runs_of(index):
+        for units, folded in self._runs_of(key):
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -447,9 +486,9 @@ class WindowedOrder(GroupSource):
         places = np.concatenate(place)
         return _Window(joined, places if (places < 0).any() else None, numbers)
 
-    def _runs_of(self, index: int) -> Iterator[tuple[int, Folded | None]]:
+    def _runs_of(self, key: Any) -> Iterator[tuple[int, Folded | None]]:
         """What is read together of a window: the number of its units, and the units; None: they are lost."""
-        groups = self._order.groups_of(index)
+        groups = self._order.groups_of(key)
         for segment, found in groupby(self._groups[groups.start : groups.stop], itemgetter(0)):
             units = {span: count for _, span, count in found}
             for spans, folded in self._reader.runs(segment, list(units)):
@@ -466,11 +505,14 @@ class WindowedOrder(GroupSource):
         self._current = None
 
 
-def _digest(sizes: list[int]) -> str:
+def digest(sizes: list[int]) -> str:
+    """A short text that names numbers of units."""
     return hashlib.blake2b(np.array(sizes, "<i8").tobytes(), digest_size=8).hexdigest()
 
 
-def _take(batch: Batch, units: NDArray[np.int64], unit: Unit, steps: dict[str, NDArray[np.int64]]) -> Batch:
+def take_units(
+    batch: Batch, units: NDArray[np.int64], unit: Unit, steps: dict[str, NDArray[np.int64]]
+) -> Batch:
     """The given units of a batch in that order, as copies; ``steps`` numbers the joint steps of agents."""
     if isinstance(batch, MultiAgentBatch):
         rank = np.full(max(int(own.max(initial=-1)) for own in steps.values()) + 1, -1, np.int64)

@@ -50,6 +50,12 @@ def read(reader_class: Any = DatasetReader, **options: Any) -> Callable[[str, st
     return rows
 
 
+def ranks(**options: Any) -> Callable[[str, str], list[int]]:
+    """Two ranks, of which one has the shard in its lane."""
+    ways = [read(epochs=1, cache="none", shard=(rank, 2), **options) for rank in range(2)]
+    return lambda uri, on_error: [row for way in ways for row in way(uri, on_error)]
+
+
 def exported(uri: str, on_error: Any) -> list[int]:
     return rlio.open_dataset(uri).to_arrow(on_error=on_error)["t"].to_pylist()
 
@@ -58,6 +64,8 @@ WAYS = {
     "recorded": read(epochs=1, cache="none"),
     "shuffled": read(epochs=1, cache="none", shuffle=True, seed=0),
     "filtered": read(epochs=1, cache="none", filter="t >= 0"),
+    "by ranks": ranks(),
+    "shuffled by ranks": ranks(shuffle=True, seed=0),
     "stored": read(epochs=1, cache="memory"),
     "followed": read(FollowReader, idle_timeout=0),
     "exported": exported,

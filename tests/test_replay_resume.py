@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,7 +152,10 @@ def options_of(kind: str, rng: random.Random) -> dict[str, Any]:
 def test_any_ranks_and_workers_go_on_where_any_others_stopped(
     dataset: Dataset, kind: str, drop_last: bool
 ) -> None:
-    """All 9 combinations in turn, each going on where another one was stopped, over two epochs."""
+    """All 9 combinations in turn, each going on where another one was stopped, over two epochs.
+
+    Without a store the order is that of the lanes of an epoch, and each unit is served once in each.
+    """
     rng = random.Random(f"{kind} {drop_last}")
     with DatasetReader(dataset, batch_size=10, epochs=1, **options_of(kind, rng)) as reader:
         total = len(reader)
@@ -177,7 +181,12 @@ def test_any_ranks_and_workers_go_on_where_any_others_stopped(
             found += units
         state = ranks.state()
         ranks.close()
-    assert found == expected[: len(found)]
+    if KINDS[kind].get("cache") == "none":
+        whole, rest = divmod(len(found), total)
+        assert sorted(Counter(found).values()) == [whole] * (total - rest) + [whole + 1] * rest
+        assert set(found) == set(expected)
+    else:
+        assert found == expected[: len(found)]
     # The last group of ranks went on to the end, but for what does not fill their batches.
     assert 0 <= len(expected) - len(found) < (world * size if drop_last else 1)
 

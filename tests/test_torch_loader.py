@@ -167,7 +167,7 @@ class TestElastic:
     @pytest.mark.parametrize("workers", [0, 1, *further(2, 4)])
     @pytest.mark.parametrize("world", [1, 2, *further(3, 8)])
     @pytest.mark.each_value_once
-    def test_stopped_anywhere_and_resumed_with_others_each_row_comes_once_in_the_same_order(
+    def test_stopped_anywhere_and_resumed_with_others_each_row_comes_once_and_from_a_store_in_the_same_order(
         self, root: str, world: int, workers: int
     ) -> None:
         rng = random.Random(world * 10 + workers)
@@ -191,7 +191,10 @@ class TestElastic:
             state = group.state()
             group.close()
             world, workers = rng.choice([1, 2, 3, 8]), rng.choice([0, 1, 2, 4])
-        assert found == expected
+        if options["cache"] == "none":  # In the order of the lanes of each epoch.
+            assert sorted(found) == sorted(expected)
+        else:
+            assert found == expected
 
     @pytest.mark.parametrize("workers", [1, 2, 3, *further(20)])
     @pytest.mark.parametrize(

@@ -33,7 +33,16 @@ import numpy.typing as npt
 from rlio.catalog.names import part_of
 from rlio.errors import OptionError
 
-__all__ = ["ORDER_VERSION", "Permutation", "UniformDraws", "WindowOrder", "WindowRef", "rank_of", "share"]
+__all__ = [
+    "ORDER_VERSION",
+    "Permutation",
+    "UniformDraws",
+    "WindowOrder",
+    "WindowRef",
+    "gather",
+    "rank_of",
+    "share",
+]
 
 #: Version of the orders in this file; readers keep it in their state.
 ORDER_VERSION = 1
@@ -324,7 +333,7 @@ class WindowOrder:
         self.seed: int = operator.index(seed)
         self.window_rows = window_rows
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        self._first_group = _gather(ends, window_rows)
+        self._first_group = gather(ends, window_rows)
         self._first_row = ends[self._first_group]
         self._rows = np.diff(self._first_row)
         self._total = int(ends[-1])
@@ -374,7 +383,7 @@ class WindowOrder:
         return cached[1], cached[2]
 
 
-def _gather(ends: IntArray, window_rows: int) -> IntArray:
+def gather(ends: IntArray, window_rows: int) -> IntArray:
     """First group of each window, and the number of groups; ``ends`` are the groups' prefix sums from 0."""
     if ends[-1] == 0:
         return np.zeros(1, np.int64)

@@ -43,11 +43,14 @@ _OTHER_ORDER = "pass the same shuffle, or finish the run with the version of rli
 
 
 class UnitRange(NamedTuple):
-    """Units ``start`` to ``stop - 1`` of an epoch."""
+    """Units ``start`` to ``stop - 1`` of an epoch; or each ``step``-th of one lane: `rlio.query.lanes`."""
 
     epoch: int
     start: int
     stop: int
+    lane: int = 0
+    lanes: int = 1
+    step: int = 1
 
 
 def spans_of(epoch: int, first: int, last: int, total: int) -> Iterator[UnitRange]:

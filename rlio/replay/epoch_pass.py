@@ -164,11 +164,15 @@ class EpochPass(ABC):
             EndOfData: As in `_left`; or this rank gets none of the last units.
         """
         covered = self._left(self.options.shard[1] * n)
-        spans = self._spans(covered, self.options.shard)
+        spans = self._share_of(covered)
         self._step(covered)
         if not spans:
             raise self._end()
         return spans
+
+    def _share_of(self, units: int) -> list[UnitRange]:
+        """This rank's part of the next ``units`` of all ranks."""
+        return self._spans(units, self.options.shard)
 
     def _end(self) -> EndOfData:
         return EndOfData(f"all {self.options.epochs} epochs of {self.total} {self.unit} have been read")
@@ -190,9 +194,11 @@ class EpochPass(ABC):
         self.seed = position["seed"]  # If both seeds came from the OS, the saved one counts.
 
     @cached_property
-    def _fingerprint(self) -> dict[str, Any]:
+    def _fingerprint(self) -> JsonState:
         """Values that must be equal for a position to mean the same units."""
-        found = self._identity()
-        options = {"shuffle": self.options.shuffle, "epochs": self.options.epochs}
         order = [self.order, ORDER_VERSION] if self.options.shuffle else ["recorded", 0]
+        return self._printed_as(order, self._identity())
+
+    def _printed_as(self, order: list[Any], found: JsonState) -> JsonState:
+        options = {"shuffle": self.options.shuffle, "epochs": self.options.epochs}
         return {"order": order, **found, "options": options | found["options"]}

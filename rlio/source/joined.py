@@ -94,6 +94,11 @@ class JoinedRoots(Source):
         return {name: schema for root in self.roots for name, schema in root.schemas.items()}
 
     @property
+    def stated_group_rows(self) -> int | None:  # type: ignore[override]  # The base has an attribute.
+        """See `Source.stated_group_rows`."""
+        return max((root.stated_group_rows or 1 for root in self.roots), default=None)
+
+    @property
     def segments(self) -> Sequence[_Part]:
         """See `Source.segments`."""
         return self._parts

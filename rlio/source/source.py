@@ -42,6 +42,8 @@ class Source(ABC):
     pinned: bool = True
     #: Rows that a shuffle without a store mixes, if not four times those of the largest group.
     window_rows: int | None = None
+    #: Rows of the groups of every segment, apart from shorter ones; None: known only once one is opened.
+    stated_group_rows: int | None = None
     #: Whether pictures that are stored as PNG or JPEG stay so (`rlio.batch.encoded_picture`), for
     #: conversions. Set it before a row is read.
     keeps_pictures: bool = False
