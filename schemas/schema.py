@@ -229,7 +229,7 @@ class PolicySchema:
             == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items, b.spec.structure)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        kinds = ("scalar", "list", "bytes", "picture", "ragged", "nested")
+        kinds = ("scalar", "list", "bytes", "time", "picture", "ragged", "nested")
         storable = all(leaf.spec.kind in kinds for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
