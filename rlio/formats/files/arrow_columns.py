@@ -84,6 +84,10 @@ def to_column(
     return _to_column(name, values, extensions, allowance or Allowance(), name)
 
 
+#: Key of a Parquet file's metadata: the columns of lists that may differ in length, even if they do not here.
+ANY_LENGTH: Final = "rlio.lists"
+
+
 class UnequalLists(SchemaError):
     """The rows of a column are lists of different lengths."""
 
@@ -246,7 +250,8 @@ def _from_lists(values: Any) -> Array:
         lengths = None if hasattr(values.type, "list_size") else values.value_lengths().to_numpy()
         if left or (lengths is not None and count and (lengths != size).any()):
             raise UnequalLists("lists of different lengths: expected rows of one shape")
-        shape.append(size)
+        # Without a list, the type alone says it.
+        shape.append(size if count else getattr(values.type, "list_size", 0))
         values = flat
     return _from_numbers(values).reshape(rows, *shape)
 

@@ -11,6 +11,7 @@ The files are untrusted: row groups are read one at a time and within limits, an
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from rlio.errors import (
 )
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import (
+    ANY_LENGTH,
     UnequalLists,
     is_lists,
     is_pickled,
@@ -191,6 +193,9 @@ class RowGroups:
             own = set(schema.names)
             stated = {name: value for name, value in self._partitions[number].items() if name not in own}
             self._partitions[number] = stated
+        self.unequal |= _stated_lists(metadata.metadata or {}, self.files[number].uri).intersection(
+            schema.names
+        )
         names = tuple(self.names(number))
         first, columns = 0, (names, tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
@@ -292,6 +297,14 @@ class RowGroups:
 
     def close(self) -> None:
         self._parquet.close()
+
+
+def _stated_lists(metadata: Mapping[bytes, bytes], uri: str) -> frozenset[str]:
+    """The columns that rlio wrote as lists of any length."""
+    try:
+        return frozenset(json.loads(metadata.get(ANY_LENGTH.encode(), b"[]")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptData(f"{ANY_LENGTH} in the metadata is no list of names", uri=uri) from error
 
 
 def _rows_are_batches(schema: Any) -> bool:
