@@ -345,9 +345,18 @@ def test_a_last_observation_that_is_missing_has_no_items(tmp_path: Path) -> None
     assert back["new_obs_valid"].tolist() == valid.tolist()
 
 
-def test_names_of_lists_that_are_no_names_are_damage(tmp_path: Path) -> None:
+def test_shapes_of_lists_that_are_no_shapes_are_damage(tmp_path: Path) -> None:
     table = pa.table({"obs": [1.0], "actions": [0], "rewards": [1.0], "eps_id": [0]})
-    for written in (b"5", b"[[]]", b"x", b"\xff", b"[" * 100_000):
+    for written in (
+        b"5",
+        b"[]",
+        b'{"obs": 5}',
+        b'{"obs": [-1]}',
+        b'{"obs": ["a"]}',
+        b"x",
+        b"\xff",
+        b"[" * 100_000,
+    ):
         pq.write_table(table.replace_schema_metadata({"rlio.lists": written}), tmp_path / "a.parquet")
-        with pytest.raises(CorruptData, match="no list of names"):
+        with pytest.raises(CorruptData, match="states no shapes"):
             found(tmp_path / "a.parquet")

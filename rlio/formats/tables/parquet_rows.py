@@ -83,7 +83,12 @@ class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         rows = concat_samples(episodes)
         table = pa.table({name: _to_arrow(column) for name, column in rows.items()})
-        if lists := [field.name for field in table.schema if is_lists(field.type)]:
+        lists = {
+            field.name: Ragged.of(to_numpy(rows[field.name])).values.shape[1:]
+            for field in table.schema
+            if is_lists(field.type)
+        }
+        if lists:
             table = table.replace_schema_metadata({ANY_LENGTH: json.dumps(lists)})
         found = BytesIO()
         pq.write_table(table, found, compression=self._compression)
