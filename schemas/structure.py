@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import datetime
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -432,19 +433,20 @@ def packed(value: Any) -> bytes:
         return value.tobytes()
     parts = value.values() if kind is dict else value
     found = [packed(part) for part in parts if part is not None]
-    sizes = np.array([len(found), *map(len, found)], "<u4")
-    return sizes.tobytes() + b"".join(found)
+    return struct.pack(f"<{len(found) + 1}I", len(found), *map(len, found)) + b"".join(found)
 
 
 def _cut(data: bytes) -> list[Any]:
     """The parts of `packed`."""
-    (count,) = np.frombuffer(data, "<u4", 1).tolist()
+    count = int.from_bytes(data[:4], "little")
     start = 4 * (count + 1)
-    sizes = np.frombuffer(data, "<u4", count, 4)
-    ends = (start + np.cumsum(sizes, dtype=np.int64)).tolist()
-    if (ends[-1] if ends else start) != len(data):
+    if start > len(data):
+        raise ValueError(f"a value of {len(data)} bytes, which has no sizes of {count} parts")
+    # Of few parts, `struct` takes a quarter of NumPy's time.
+    ends = [*accumulate(struct.unpack_from(f"<{count}I", data, 4), initial=start)]
+    if ends[-1] != len(data):
         raise ValueError(f"a value of {len(data)} bytes, whose parts end at {ends[-1:]}")
-    return [data[a:b] for a, b in zip([start, *ends], ends, strict=False)]
+    return [data[a:b] for a, b in pairwise(ends)]
 
 
 # ---- finding the structure of values ----
