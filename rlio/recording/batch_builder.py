@@ -74,7 +74,7 @@ class BatchBuilder:
                 f"{excerpt(sorted(self._rows[0]))}: give every row the same columns"
             )
         for name, value in values.items():
-            if not _is_plain(value):
+            if type(value) not in _PLAIN:
                 _check(value, name)
         self._rows.append(map_structure(_copy_leaf, values))
 
@@ -254,11 +254,15 @@ def _is_plain(value: Any) -> bool:
 
 def _check(value: Any, name: str) -> None:
     """Refuse what writers refuse; `check_value` judges parts, and columns may also be complex."""
-    for path, leaf in leaves(value) if name != Columns.INFOS else [((), value)]:
+    if name == Columns.INFOS:
+        check_value(value, name)
+        return
+    if _is_plain(value):
+        return
+    for path, leaf in leaves(value):
         is_array = hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray)  # Such as a pandas.Series.
-        if is_array or _is_plain(leaf) or (isinstance(leaf, list) and _is_numbers(leaf)):
-            continue
-        check_value(leaf, "/".join(filter(None, (name, path_text(path)))))
+        if not is_array and not _is_plain(leaf) and not (isinstance(leaf, list) and _is_numbers(leaf)):
+            check_value(leaf, "/".join(filter(None, (name, path_text(path)))))
 
 
 def _is_numbers(values: list[Any]) -> bool:
