@@ -29,7 +29,7 @@ PYRIGHT := .node/pyright-1.1.414
 INSTALL = -m pip install --disable-pip-version-check --quiet --config-settings editable_mode=compat
 
 # What `make test-lowest` runs beside the doctests: the main path of every public name, see tests/test_packaging.py.
-LOWEST := public_names ragged infos videos structured_rows mapping_doubts kept_copies step_values hostile_steps hostile_values times recording_agents readme batch_builder mapped_input cli cli_errors episode_table options batch tables_as_batches multi_agent_batch multi_agent_episode \
+LOWEST := public_names ragged infos videos structured_rows dates mapping_doubts kept_copies step_values hostile_steps hostile_values times recording_agents readme batch_builder mapped_input cli cli_errors episode_table options batch tables_as_batches multi_agent_batch multi_agent_episode \
   episode schema spaces arrow dataset parquet_writer json_writer outputs recording recording_input resolve \
   dataset_reader json_reader d4rl_reader foreign_parquet foreign_layouts convert format_files mapping rllib_recordings mixed_input shuffled_input \
   replay_store filter_functions following_replay paced_writer torch envs envs_atari pettingzoo connectors env_runner callbacks info \

@@ -18,8 +18,6 @@ from . import writers as writers
 from .batch import MultiAgentBatch as MultiAgentBatch
 from .batch import SampleBatch as SampleBatch
 from .batch import concat_samples as concat_samples
-from .batch.builder import BatchBuilder as BatchBuilder
-from .batch.builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
 from .batch.columns import Columns as Columns
 from .batch.episode import Episode as Episode
 from .batch.ragged import Ragged as Ragged
@@ -65,6 +63,8 @@ from .recording import RecordAECEnv as RecordAECEnv
 from .recording import RecordExperience as RecordExperience
 from .recording import RecordParallelEnv as RecordParallelEnv
 from .recording import RecordVectorExperience as RecordVectorExperience
+from .recording.batch_builder import BatchBuilder as BatchBuilder
+from .recording.batch_builder import MultiAgentBatchBuilder as MultiAgentBatchBuilder
 from .replay.n_step import NStep as NStep
 from .replay.sequences import Sequences as Sequences
 from .replay.sequences import WholeEpisodes as WholeEpisodes

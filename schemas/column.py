@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,10 @@ __all__ = ["TEXTS", "ColumnSpec", "FrameStack", "Kind", "Nullable", "object_rows
 #: ``scalar``: one Parquet value per row; ``list``: a Parquet list, which SQL engines can index; ``bytes``:
 #: the row's array as fixed-length bytes; ``picture``: the row's array as a PNG or JPEG file; ``text``: one
 #: string per row; ``ragged``: a Parquet list of any length; ``nested``: lists and structs of a `Structure`;
-#: ``json``: any object as JSON text; ``none``: no bytes at all, for zero-sized shapes; ``mask``: which rows
-#: have a value in another column, as its nulls.
+#: ``time``: a date, a timestamp, or a number of units; ``json``: any object as JSON text; ``none``: no
+#: bytes at all, for zero-sized shapes; ``mask``: which rows have a value in another column, as its nulls.
 Kind: TypeAlias = Literal[
-    "scalar", "list", "bytes", "picture", "text", "ragged", "nested", "json", "none", "mask"
+    "scalar", "list", "bytes", "time", "picture", "text", "ragged", "nested", "json", "none", "mask"
 ]
 
 #: Kinds whose values have no fixed size.
@@ -48,6 +48,8 @@ _NARROW_LIST_LIMIT = 16
 _MAX_NDIM = 32
 _MAX_ROW_BYTES = 256 << 20
 _PICTURE_CHANNELS = ((), (1,), (3,), (4,))
+#: Units of `numpy.datetime64` -> how many make one unit of the Parquet type.
+_PER_STORED: Final = {"D": 1, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1, "us": 1, "ns": 1}
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,8 @@ class ColumnSpec:
             return f"rows of shape {values.shape[1:]}, but the column has {self.shape}"
         if self.kind == "text" and dtype.kind == "O" and not all(type(v) is str for v in values):
             return "objects, but the column has only strings"
+        if self.kind == "time" and dtype.kind == "M":
+            return self._beyond(values)
         if self.structure is not None:
             return _unlike_structure(values, self.structure)
         return None if self.items is None else self._unlike_items(values, self.items)
@@ -267,6 +271,19 @@ class ColumnSpec:
             if value.dtype != items.numpy or value.ndim == 0 or value.shape[1:] != items.shape:
                 return f"{value.dtype.str} of shape {value.shape} in row {row}, but the column has {expected}"
         return None
+
+    @property
+    def time_unit(self) -> tuple[str, int]:
+        """Unit of stored dates or timestamps (``D``, ``ms``, ``us``, ``ns``), and how many one value is."""
+        unit = np.datetime_data(self.numpy)[0]
+        return unit if unit in ("D", "ms", "us", "ns") else "ms", _PER_STORED[unit]
+
+    def _beyond(self, values: NDArray[Any]) -> str | None:
+        unit, factor = self.time_unit
+        most = np.iinfo(np.int32 if unit == "D" else np.int64).max // factor
+        counts = np.where(np.isnat(values), 0, values.astype(np.int64))
+        far = values[(counts > most) | (counts < -most)]
+        return f"{far[0]}, which is too far from 1970 for the dates of files" if len(far) else None
 
     def _unlike_picture(self, values: NDArray[Any]) -> str | None:
         for row, value in enumerate(values.tolist()):
@@ -355,7 +372,8 @@ class ColumnSpec:
             axis, depth = self.stack.axis, self.stack.depth
             if axis not in (0, len(self.shape) - 1) or depth < 2 or self.shape[axis] != depth:
                 return False
-        return self.kind in ("picture", _fixed_kind(dtype, self.shape))
+        is_earlier = dtype.kind in "mM" and self.size and self.kind == "bytes"  # Before there was ``time``.
+        return bool(is_earlier) or self.kind in ("picture", _fixed_kind(dtype, self.shape))
 
 
 def _fits(values: NDArray[Any], structure: Structure) -> bool:
@@ -381,11 +399,19 @@ def object_rows(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
     return np.fromiter(values, dtype=object, count=len(values))
 
 
+def _is_time(dtype: np.dtype[Any]) -> bool:
+    """Whether single values have an Arrow type, or are numbers of units."""
+    unit, many = np.datetime_data(dtype)
+    return unit != "generic" if dtype.kind == "m" else unit in _PER_STORED and many == 1
+
+
 def _fixed_kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
     """Return the stored form of a row of fixed size."""
     size = math.prod(shape)
     if size == 0:
         return "none"
+    if dtype.kind in "mM" and shape == () and _is_time(dtype):
+        return "time"
     if dtype.str[1:] not in PARQUET_TYPES:
         return "bytes"
     if shape == ():

@@ -26,7 +26,7 @@ from rlio.schemas.schema import (
     rebuild,
 )
 
-__all__ = ["Filling", "joint_columns", "joint_infos"]
+__all__ = ["Filling", "blank_rows", "joint_columns", "joint_infos"]
 
 
 def joint_columns(
@@ -169,7 +169,7 @@ class Filling:
             if column == Columns.INFOS and pid in self._infos
             else batch._raw(column)
             if column in batch
-            else rebuild([(leaf.path, _zeros(leaf.spec, rows)) for leaf in leaves])
+            else rebuild([(leaf.path, blank_rows(leaf.spec, rows)) for leaf in leaves])
             for column, leaves in self._columns[pid].items()
         }
         made |= {column: batch[column] for column in batch if is_per_sequence(column)}
@@ -188,7 +188,7 @@ class Filling:
         return form.parts(column, [leaf.path for leaf in wanted], rows)
 
 
-def _zeros(spec: ColumnSpec, rows: int) -> Any:
+def blank_rows(spec: ColumnSpec, rows: int) -> Any:
     """Return zeros, empty strings or lists, or None for objects."""
     if spec.kind in ("ragged", "nested"):
         return object_rows([spec.empty_row for _ in range(rows)])

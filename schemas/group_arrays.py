@@ -29,6 +29,7 @@ __all__ = [
     "file_fields",
     "group_table",
     "linked_columns",
+    "nullable_columns",
     "stack_specs",
 ]
 
@@ -217,14 +218,19 @@ def linked_columns(schema: Schema) -> list[str]:
     return sorted({new_obs.physical for p in schema.policies.values() for _, new_obs in p.linked})
 
 
+def nullable_columns(schema: Schema) -> set[str]:
+    """Return the physical columns that are null in some rows, which have no value."""
+    return partial_columns(schema) | {*linked_columns(schema), *schema.masks, *schema.rests}
+
+
 def file_fields(schema: Schema) -> list[pa.Field]:
     """Return the Arrow fields of a shard of this schema: columns by name, then the structure columns."""
-    absent = partial_columns(schema) | {*linked_columns(schema), *schema.masks, *schema.rests}
+    absent = nullable_columns(schema)
     fields = []
     for name, spec in schema.columns.items():
         if name == Columns.NEXT_OBS_VALID or spec.kind in ("none", "mask"):
             continue
-        nullable = name in absent
+        nullable = name in absent or spec.kind == "time"  # NaT is null.
         if spec.stack is None:
             fields.append(pa.field(name, arrow_type(spec, nullable=nullable), nullable=nullable))
             continue

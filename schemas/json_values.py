@@ -2,7 +2,8 @@
 
 Plain JSON values are written unchanged. A value that JSON lacks is an object with one reserved key:
 ``{"$array": "<f4", "shape": [2], "data": [1.0, 2.0]}``, ``{"$scalar": "<f4", "data": 1.5}``, ``{"$tuple":
-[...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}``, ``{"$graph": [nodes, edges, edge_links]}``, and
+[...]}``, ``{"$float": "NaN"}``, ``{"$bytes": "<base64>"}``, ``{"$time": "2026-01-31"}``, ``{"$graph": [nodes,
+edges, edge_links]}``, and
 ``{"$map": [[key, value], ...]}`` for dictionaries whose keys are not all plain strings.
 
 What `dump_value` accepts, `load_value` gives back, equal; docs/columns.md lists the types that change. It
@@ -43,6 +44,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import is_tensor, object_column, to_numpy
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.schemas.dtypes import is_stored, stored_dtype
+from rlio.schemas.times import form_of, text_of, time_of
 
 __all__ = [
     "SPECIAL_FLOATS",
@@ -210,6 +212,8 @@ def _to_plain(value: Any, depth: int) -> Any:
         return _scalar_to_plain(value, depth)
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, datetime.date) and form_of(value) is not None:
+        return {"$time": text_of(value)}
     if is_tensor(value):
         return _array_to_plain(_tensor_to_numpy(value), depth)
     raise _refused(value)
@@ -332,6 +336,8 @@ def _from_plain(value: Any, depth: int) -> Any:
         return SPECIAL_FLOATS[value["$float"]]
     if "$bytes" in value:
         return _decode_base64(value["$bytes"])
+    if "$time" in value:
+        return time_of(value["$time"])
     if "$map" in value:
         return _map_from_plain(value["$map"], depth)
     return {key: _from_plain(item, depth + 1) for key, item in value.items()}
@@ -467,7 +473,8 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
 _INSTEAD: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     (enum.Enum, "value.value or value.name"),
     (datetime.timedelta, "value.total_seconds() or numpy.timedelta64(value)"),
-    ((datetime.date, datetime.time), "value.isoformat(), or a timestamp as a float"),
+    (datetime.datetime, "value.isoformat(), or a datetime.datetime without a zone or in datetime.UTC"),
+    ((datetime.date, datetime.time), "value.isoformat()"),
     ((os.PathLike, decimal.Decimal, fractions.Fraction, uuid.UUID), "str(value)"),
     (complex, "numpy.complex128(value)"),
     (str, "str(value)"),

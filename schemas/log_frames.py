@@ -101,7 +101,7 @@ class _Policy:
         self._plain = [
             leaf
             for leaf in leaves
-            if leaf.spec.kind in ("scalar", "list", "bytes", "mask")
+            if leaf.spec.kind in ("scalar", "list", "bytes", "time", "mask")
             and leaf.physical not in self._per_sequence
         ]
         self._others = [leaf for leaf in leaves if leaf not in self._plain]

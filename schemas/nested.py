@@ -7,6 +7,7 @@ may be null.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -35,6 +36,10 @@ def structure_type(structure: Structure) -> pa.DataType:
             return pa.string()
         case "bytes":
             return pa.binary()
+        case "datetime" | "utc":
+            return pa.timestamp("us", "UTC" if structure.form == "utc" else None)
+        case "date":
+            return pa.date32()
         case "texts":
             return pa.list_(pa.field("element", pa.string(), nullable=False))
         case "list" | "tuple":
@@ -73,7 +78,7 @@ def structure_to_arrow(
             else:
                 column = object_column(values)
             return numbers_to_arrow(column, valid, _spec(structure))
-        case "text" | "bytes":
+        case "text" | "bytes" | "datetime" | "utc" | "date":
             return pa.array(_spread(values, valid), structure_type(structure))
         case "texts" | "list" | "tuple":
             lists = [value.tolist() for value in values] if structure.form == "texts" else values
@@ -138,6 +143,8 @@ def structure_from_arrow(array: pa.Array, structure: Structure) -> list[Any]:
             return [*numbers_from_arrow(array, _spec(structure))]
         case "text" | "bytes":
             return texts_of(array)
+        case "datetime" | "utc" | "date":
+            return _times_of(array, structure)
         case "texts" | "list" | "tuple":
             return [*_rows_of_lists(array, structure)]
     parts = [_part(array, number, part) for number, (_, part) in enumerate(structure.parts)]
@@ -156,6 +163,14 @@ def texts_of(array: pa.Array) -> list[Any]:
     distinct = np.array([*array.dictionary.to_pylist(), None], object)
     found: list[Any] = distinct[array.indices.fill_null(len(distinct) - 1).to_numpy()].tolist()
     return found
+
+
+def _times_of(array: pa.Array, structure: Structure) -> list[Any]:
+    try:
+        found: list[Any] = array.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise CorruptData(f"a time that Python does not have: {error}") from error
+    return [each.replace(tzinfo=datetime.UTC) for each in found] if structure.form == "utc" else found
 
 
 def _rows_of_lists(array: pa.Array, structure: Structure) -> Iterator[Any]:

@@ -5,7 +5,7 @@ Fixed-size data is not copied either way. `rlio.schemas.arrow` has all kinds of 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +15,20 @@ from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
 
-__all__ = ["check_offsets", "numbers_from_arrow", "numbers_to_arrow", "numbers_type"]
+__all__ = ["check_offsets", "numbers_from_arrow", "numbers_to_arrow", "numbers_type", "with_nat"]
+
+#: NumPy's number for a time that is not known.
+_NAT: Final = np.iinfo(np.int64).min
 
 
 def numbers_type(spec: ColumnSpec, *, nullable: bool) -> pa.DataType:
-    """Return the Arrow type of rows of the kinds ``scalar``, ``list``, ``bytes`` and ``ragged``."""
+    """Return the Arrow type of rows of the kinds ``scalar``, ``list``, ``bytes``, ``time`` and ``ragged``."""
     if spec.items is not None:
         return pa.list_(pa.field("element", numbers_type(spec.items, nullable=False), nullable=False))
     if spec.kind == "bytes":
         return pa.binary() if nullable else pa.binary(spec.row_bytes)
+    if spec.kind == "time":
+        return _time_type(spec)
     value = pa.from_numpy_dtype(spec.native)
     if spec.kind == "list":
         return pa.list_(pa.field("element", value, nullable=False))
@@ -35,6 +40,8 @@ def numbers_to_arrow(values: NDArray[Any], valid: NDArray[np.bool_] | None, spec
     if spec.items is not None:
         return _ragged_to_arrow(values, valid, spec, spec.items)
     dense = np.ascontiguousarray(values, dtype=spec.native)
+    if spec.kind == "time":
+        return _times_to_arrow(dense, valid, spec)
     rows = len(dense) if valid is None else len(valid)
     if spec.kind == "scalar":
         if valid is None:
@@ -65,6 +72,8 @@ def numbers_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
     """
     if spec.items is not None:
         return _ragged_from_arrow(array.drop_null() if array.null_count else array, spec.items)
+    if spec.kind == "time":
+        return _times_from_arrow(array.drop_null() if array.null_count else array, spec)
     if spec.kind == "scalar":
         dense = array.drop_null() if array.null_count else array
         return _in_dtype(_values(dense), spec)
@@ -77,6 +86,53 @@ def numbers_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
     if flat.size != count * spec.size:
         raise CorruptData(f"{flat.size} values in {count} rows of shape {spec.shape}")
     return _in_dtype(flat.reshape(count, *spec.shape), spec)
+
+
+def _time_type(spec: ColumnSpec) -> pa.DataType:
+    """Dates or timestamps without a zone; of durations, which Parquet lacks, the number of their units."""
+    if spec.numpy.kind == "m":
+        return pa.int64()
+    unit, _ = spec.time_unit
+    return pa.date32() if unit == "D" else pa.timestamp(unit)
+
+
+def _whole(spec: ColumnSpec) -> tuple[pa.DataType, int, int]:
+    """The Arrow type of the numbers behind times, the one for NaT, and how many are one unit of the dtype."""
+    is_date = spec.numpy.kind == "M" and spec.time_unit[0] == "D"
+    factor = spec.time_unit[1] if spec.numpy.kind == "M" else 1
+    return (pa.int32(), np.iinfo(np.int32).min, 1) if is_date else (pa.int64(), _NAT, factor)
+
+
+def _times_to_arrow(dense: NDArray[Any], valid: NDArray[np.bool_] | None, spec: ColumnSpec) -> pa.Array:
+    """Return times; without ``valid``, NaT is null, else the least number."""
+    kind, unknown, factor = _whole(spec)
+    counts = dense.view(np.int64)
+    nat = counts == _NAT
+    counts = np.where(nat, unknown, counts * factor)
+    if valid is not None:
+        spread = np.zeros(len(valid), np.int64)
+        spread[valid] = counts
+        counts, nat = spread, ~valid
+    return pa.array(counts.astype(kind.to_pandas_dtype()), mask=nat).cast(_time_type(spec))
+
+
+def _times_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
+    kind, unknown, factor = _whole(spec)
+    stored = array.cast(kind).to_numpy().astype(np.int64)
+    counts, rest = np.divmod(stored, factor)
+    nat = stored == unknown
+    if rest[~nat].any():
+        raise CorruptData(f"a timestamp that is no whole number of {spec.dtype}")
+    counts[nat] = _NAT
+    return _in_dtype(counts.view(spec.native), spec)
+
+
+def with_nat(array: pa.Array, spec: ColumnSpec) -> pa.Array:
+    """Return a column that every row has without nulls, which stand for NaT; see `numbers_from_arrow`."""
+    if spec.kind != "time" or not array.null_count:
+        return array
+    kind, unknown, _ = _whole(spec)
+    return array.cast(kind).fill_null(unknown)
 
 
 def _offsets(valid: NDArray[np.bool_] | None, rows: int, width: int) -> pa.Buffer:

@@ -374,7 +374,7 @@ class _Encodings(NamedTuple):
             for path, kind in nested_leaves(field):
                 if pa.types.is_string(kind) or (spec is not None and spec.kind == "text"):
                     found.dictionary.append(path)
-                elif pa.types.is_integer(kind):
+                elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
                     (found.dictionary if is_any_length else found.delta).append(path)
                 elif kind in (pa.float32(), pa.float64()):
                     found.split.append(path)

@@ -58,6 +58,7 @@ __all__ = [
     "Leaf",
     "PolicySchema",
     "Schema",
+    "advice_for_column",
     "canonical_json",
     "column_of_name",
     "info_leaves",
@@ -87,6 +88,12 @@ _GROUP_BYTES = 8 << 20
 _PICTURE_GROUP_BYTES = 32 << 20
 _MAX_GROUP_ROWS = 1 << 16
 _MAX_POLICY_CHARACTERS = 512
+
+
+_READ_WHOLE = (
+    "; columns=['infos/x'] reads the arrays of keys: read 'infos' whole to write them beside infos, or write "
+    "the arrays as a column of another name"
+)
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,12 @@ class PolicySchema:
         columns = {**self.columns, Columns.INFOS: keys}
         return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
 
+    @property
+    def may_have_more_keys(self) -> bool:
+        """Whether infos may have keys that are no columns."""
+        leaves = self.columns.get(Columns.INFOS, ())
+        return any(leaf.path in ((), REST) and leaf.spec.kind == "json" for leaf in leaves)
+
     @cached_property
     def masks(self) -> dict[str, str]:
         """Physical column of infos -> that of its mask, which is stored as nulls."""
@@ -229,7 +242,7 @@ class PolicySchema:
             == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items, b.spec.structure)
             for a, b in zip(obs, new_obs, strict=True)
         )
-        kinds = ("scalar", "list", "bytes", "picture", "ragged", "nested")
+        kinds = ("scalar", "list", "bytes", "time", "picture", "ragged", "nested")
         storable = all(leaf.spec.kind in kinds for leaf in obs)
         return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
 
@@ -322,7 +335,8 @@ class PolicySchema:
         if found.keys() != {leaf.path for leaf in wanted}:
             raise SchemaConflict(
                 f"column {column!r} nests as {sorted(map(path_text, found))}, but before as "
-                f"{sorted(path_text(leaf.path) for leaf in wanted)}",
+                f"{sorted(path_text(leaf.path) for leaf in wanted)}"
+                f"{_READ_WHOLE if column == Columns.INFOS else ''}",
                 column=column,
             )
         for leaf in wanted:
@@ -588,7 +602,7 @@ class Schema:
             if name not in known and not any(name in policy.names for policy in self.policies.values()):
                 raise MissingColumn(
                     f"no column {name!r}; the shard has {', '.join(sorted(known))}"
-                    f"{did_you_mean(name, known)}",
+                    f"{advice_for_column(name, known, self.policies.values())}",
                     uri=uri,
                     column=name,
                 )
@@ -948,8 +962,12 @@ def _info_array(infos: Any) -> NDArray[Any]:
         SchemaConflict: They are no objects.
     """
     if not _are_objects(infos):
-        found = "nested columns" if isinstance(infos, dict | tuple) else f"{infos.dtype} {infos.shape}"
-        raise SchemaConflict(f"found {found}, expected an object a row as before", column=Columns.INFOS)
+        is_nested = isinstance(infos, dict | tuple)
+        found = "nested columns" if is_nested else f"{infos.dtype} {infos.shape}"
+        raise SchemaConflict(
+            f"found {found}, expected an object a row as before{_READ_WHOLE if is_nested else ''}",
+            column=Columns.INFOS,
+        )
     array: NDArray[Any] = infos
     return array
 
@@ -1029,6 +1047,13 @@ def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...
         else leaf
         for leaf in found
     )
+
+
+def advice_for_column(name: str, known: Iterable[str], policies: Iterable[PolicySchema]) -> str:
+    """What to do about a column that no policy has: which may be meant, or where a key of infos may be."""
+    if column_of_name(name) == Columns.INFOS and any(policy.may_have_more_keys for policy in policies):
+        return f"; other keys are in 'infos' alone, to be read whole{did_you_mean(name, known)}"
+    return did_you_mean(name, known)
 
 
 def leaf_name(column: str, path: Path) -> str:

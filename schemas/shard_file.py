@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -37,10 +37,12 @@ from rlio.schemas.group_arrays import (
     check_stacks,
     file_fields,
     linked_columns,
+    nullable_columns,
     stack_specs,
 )
 from rlio.schemas.info_columns import absent
 from rlio.schemas.nested import nested_leaves
+from rlio.schemas.number_arrays import with_nat
 from rlio.schemas.observations import MISSING, STORED, SplitStack, own_rows, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
@@ -81,12 +83,14 @@ class _Form(NamedTuple):
         fields: Its columns in the file.
         bounded: Number -> name of the columns of Parquet that may have bounds.
         places: Name of a column -> the numbers of its columns of Parquet: a struct has several.
+        partial: Columns of which some rows have no value.
     """
 
     schema: Schema
     fields: pa.Schema
     bounded: Mapping[int, str]
     places: Mapping[str, range]
+    partial: Collection[str]
 
 
 def _form_of(text: bytes, limits: Limits) -> _Form:
@@ -95,7 +99,7 @@ def _form_of(text: bytes, limits: Limits) -> _Form:
     fields = pa.schema(file_fields(schema))
     ends = [0, *accumulate(len([*nested_leaves(each)]) for each in fields)]
     places = {each.name: range(*ends[n : n + 2]) for n, each in enumerate(fields)}
-    return _Form(schema, fields, bounded_columns(schema, places), places)
+    return _Form(schema, fields, bounded_columns(schema, places), places, nullable_columns(schema))
 
 
 _known_form = lru_cache(maxsize=32)(_form_of)
@@ -423,9 +427,11 @@ class ShardFile:
         frames: dict[str, Frames] = {}
         if self.schema.stacked:
             columns, frames = _read_stacks(decoded, self.schema, successors(stream))
+        partial = self._form.partial
         for name, spec in self.schema.columns.items():
             if name in decoded and name not in columns:
-                columns[name] = from_arrow(decoded[name], spec)
+                array = decoded[name]
+                columns[name] = from_arrow(array if name in partial else with_nat(array, spec), spec)
         _add_masks(columns, self.schema, info.rows)
         group = DecodedGroup(
             self.schema,

@@ -74,6 +74,8 @@ def _nested_bytes(array: pa.Array, padding: int) -> int:
     if pa.types.is_struct(kind):
         fields = (array.field(number) for number in range(kind.num_fields))
         return _ROW_BYTES * len(array) + sum(_nested_bytes(each, padding) for each in fields)
+    if pa.types.is_temporal(kind):
+        return _VALUE_BYTES * len(array)
     is_texts = pa.types.is_string(kind) or pa.types.is_binary(kind)
     if not is_texts and not pa.types.is_dictionary(kind):
         return int(array.nbytes)

@@ -9,6 +9,7 @@ in `format-0-infos` keys of infos are columns of Parquet.
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -162,12 +163,43 @@ def parts() -> rlio.SampleBatch:
     )
 
 
+def times() -> rlio.SampleBatch:
+    """Dates and durations of NumPy, in units with and without an Arrow type, some of them unknown."""
+    units = ("D", "h", "s", "ms", "us", "ns", "M", "25s")
+    counts = np.array([0, -1, 19_700, 5, -40_000])
+    columns = {f"at_{unit}": counts.astype(f"M8[{unit}]") for unit in units}
+    columns |= {"swapped": counts.astype(">M8[us]"), "lasts": counts.astype("m8[ms]")}
+    for values in columns.values():
+        values[3] = "NaT"
+    pairs = np.stack([columns["at_us"], columns["at_us"]], axis=1)
+    moments = np.arange(6).astype("M8[us]")
+    return rlio.SampleBatch(
+        eps_id=np.full(5, 4), t=np.arange(5), obs=moments[:5], new_obs=moments[1:], pairs=pairs, **columns
+    )
+
+
+def dates() -> rlio.SampleBatch:
+    """Dates of Python, alone, in lists and in infos."""
+    moments = [datetime.datetime(2026, 1, 31, hour, microsecond=hour) for hour in range(4)]
+    return rlio.SampleBatch(
+        eps_id=np.full(4, 4),
+        t=np.arange(4),
+        moments=object_column(moments),
+        utc=object_column(moment.replace(tzinfo=datetime.UTC) for moment in moments),
+        days=object_column(moment.date() for moment in moments),
+        lists=object_column([moment] * number for number, moment in enumerate(moments)),
+        infos=object_column({"day": moment.date(), "hour": moment.hour} for moment in moments),
+    )
+
+
 DATA_SETS = {
     "agents": agents,
     "cartpole_like": cartpole_like,
+    "dates": dates,
     "frames": frames,
     "parts": parts,
     "sequences": sequences,
+    "times": times,
     "two_policies": two_policies,
 }
 

@@ -13,8 +13,10 @@ from stored_batches import assert_same_bits
 from rlio.errors import CorruptData
 from rlio.schemas.arrow import arrow_type, expanded_bytes, from_arrow, to_arrow
 from rlio.schemas.column import ColumnSpec
+from rlio.schemas.number_arrays import with_nat
 
 DTYPES = ["|b1", "|u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", "<M8[ns]"]
+DTYPES += ["<M8[D]", ">M8[s]", "<M8[ms]", ">M8[us]", "<M8[h]", "<M8[M]", "<M8[25s]", "<m8[25s]", ">m8[D]"]
 
 
 @given(
@@ -30,6 +32,8 @@ def test_values_come_back_whether_all_rows_have_one_or_some(
 ) -> None:
     """Also from an array that is a slice of a longer one."""
     spec = ColumnSpec.of(values)
+    if spec.kind == "time" and spec.mismatch(values):
+        values = (values.astype(np.int64) >> 40).astype(values.dtype)
     valid = None
     if seed is not None:
         rng = np.random.default_rng(seed)
@@ -38,14 +42,14 @@ def test_values_come_back_whether_all_rows_have_one_or_some(
     array = to_arrow(values, valid, spec)
     assert array.type == arrow_type(spec, nullable=valid is not None)
     array.validate(full=True)
-    found, has = from_arrow(array, spec)
+    found, has = from_arrow(array if valid is not None else with_nat(array, spec), spec)
     assert_same_bits(found, values, "x")
     assert found.flags.writeable
     if valid is not None:
         assert has is not None
         assert np.array_equal(has, valid)
     if valid is None:
-        sliced, _ = from_arrow(array[offset:], spec)
+        sliced, _ = from_arrow(with_nat(array[offset:], spec), spec)
         assert_same_bits(sliced, values[offset:], "x")
 
 

@@ -96,6 +96,10 @@ def test_whole_numbers_beyond_int64_are_not_made_floats_in_silence(ids: list[int
 
 def test_a_row_that_cannot_be_copied_leaves_the_others_whole() -> None:
     class Odd:
+        """A tensor that has no memory."""
+
+        __array__ = np.zeros(1).__array__
+
         def detach(self) -> Any:
             raise RuntimeError("no")
 

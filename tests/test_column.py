@@ -17,7 +17,10 @@ from rlio.schemas.column import ColumnSpec, FrameStack
         ("<f4", (), "scalar"), ("?", (), "scalar"), ("<u8", (), "scalar"), (">f8", (), "scalar"),
         ("<f4", (1,), "list"), ("<f4", (512,), "list"), ("<f4", (513,), "bytes"), ("|u1", (16,), "list"),
         ("|u1", (17,), "bytes"), ("?", (4,), "list"), ("<i2", (17,), "bytes"), ("<f4", (2, 3), "bytes"),
-        ("<f2", (), "bytes"), ("<f2", (3,), "bytes"), ("<c8", (), "bytes"), ("<M8[s]", (), "bytes"),
+        ("<f2", (), "bytes"), ("<f2", (3,), "bytes"), ("<c8", (), "bytes"), ("<M8[s]", (), "time"),
+        ("<M8[s]", (2,), "bytes"),
+        ("<M8[25s]", (), "bytes"), ("<M8[M]", (), "bytes"),
+        ("<m8[25s]", (), "time"), ("<m8", (), "bytes"),
         ("<f4", (0,), "none"), ("<f4", (3, 0), "none"), ("|u1", (84, 84, 4), "bytes"),
     ],
 )  # fmt: skip

@@ -34,7 +34,9 @@ class Colour(enum.Enum):
 
 
 HOSTILE = {
-    "a datetime": datetime.datetime(2026, 1, 1),
+    "a datetime of another zone": datetime.datetime(
+        2026, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(1 / 24))
+    ),
     "an enum": Colour.RED,
     "a set": {1, 2},
     "a masked array": np.ma.array([1, 2], mask=[True, False]),

@@ -123,6 +123,8 @@ VALUES: list[Any] = [
     *(b"", b"\0\xff", bytearray(b"ab"), memoryview(b"ab"), Text("a"), Whole(3)),
     *(Colour.RED, Gear.FIRST, Mode.FAST, Place.HOME, {Gear.FIRST: 1}, {Mode.FAST: 1}),
     *(datetime.datetime(2024, 1, 2), datetime.date(2024, 1, 2), datetime.timedelta(1)),
+    *(datetime.datetime(2024, 1, 2, 3, 4, 5, 6), datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)),
+    *(datetime.datetime(2024, 1, 2, fold=1), pd.Timestamp("2024-01-02"), {datetime.date(2024, 1, 2): 1}),
     *({1}, frozenset("a"), range(3), decimal.Decimal("1.5"), Path("a"), Silent(), len, (n for n in range(2))),
     *(GraphInstance(np.eye(2), None, None), [GraphInstance(np.eye(2), np.zeros((1, 3)), np.array([[0, 1]]))]),
     *(GraphInstance([1], {"a": Gear.FIRST}, None), {GraphInstance(1, 2, 3): 1}),
@@ -301,6 +303,13 @@ COLUMNS: dict[str, Callable[[], Any]] = {
     "a unit": lambda: np.zeros((3, 2)).view(Metres),
     "a matrix": lambda: np.arange(6.0).reshape(3, 2).view(np.matrix),
     "dates": lambda: np.array(["2024-01-01", "NaT", "2025-01-01"], "M8[ns]"),
+    "dates of Python": lambda: object_column([datetime.date(2024, 1, 2)] * 3),
+    "datetimes": lambda: object_column([datetime.datetime(2024, 1, 2, 3, 4, 5, 6)] * 3),
+    "datetimes in UTC": lambda: object_column([datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC)] * 3),
+    "datetimes of two kinds": lambda: object_column(
+        [datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), datetime.datetime(2024, 1, 2), None]
+    ),
+    "datetimes and NaT": lambda: object_column([np.datetime64("NaT"), datetime.datetime(2024, 1, 2), None]),
     "dates with many units": lambda: np.array([1, 2, 3], "M8[1000000s]"),
     "structured": lambda: np.zeros(3, [("a", "f4")]),
     "records": lambda: np.rec.array([(1, 2.0)] * 3, dtype=[("a", "i4"), ("b", "f8")]),
@@ -373,12 +382,13 @@ def test_columns_of_other_libraries_dtypes_are_refused() -> None:
 
 # ---- a refused batch changes nothing ----
 
-STAMP = {"camera": {"stamp": datetime.datetime(2024, 1, 2), "size": (640, 480)}}
+ABROAD = datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))
+STAMP = {"camera": {"stamp": ABROAD, "size": (640, 480)}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("stopped_clock")
-def test_one_info_with_a_date_refuses_its_batch_alone_and_names_row_and_path(
+def test_one_info_with_a_foreign_time_refuses_its_batch_alone_and_names_row_and_path(
     kind: str, tmp_path: Path
 ) -> None:
     good, bad, shards = rows([1.0, 2.0]), rows([1.0, STAMP, 3.0]), []
@@ -418,7 +428,8 @@ def test_the_row_of_a_json_line_that_is_cut_is_counted_in_the_batch() -> None:
 @pytest.mark.parametrize(
     ("value", "instead"),
     [
-        (datetime.datetime(2024, 1, 2), "isoformat"), (Gear.FIRST, "value.value"), ({1}, "list"),
+        (ABROAD, "isoformat.*UTC"), (datetime.time(3), "isoformat"),
+        (Gear.FIRST, "value.value"), ({1}, "list"),
         (np.ma.array([1], mask=[True]), "filled"), (1j, "complex128"), (Pose(), "asdict"), (Text("a"), "str"),
         (types.MappingProxyType({}), "dict"), (Path("a"), "str"),
         (torch.zeros(1, dtype=torch.bfloat16), "float"), (collections.deque(), "list"),

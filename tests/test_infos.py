@@ -423,6 +423,76 @@ def mixed_root(root: Path) -> list[Any]:
     return [*(info for infos in LATER for info in infos), {"x": X(0), "s": "t"}]
 
 
+class TestErrors:
+    @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
+    def test_a_key_that_is_no_column_is_named_with_where_it_is(self, writer: Any) -> None:
+        root = fresh_root()
+        with writer(root) as out:
+            for key in range(7):
+                out.write(rows_of([{f"k{key}": 1.0}] * 2, 2 * key))
+        data = rlio.open_dataset(root)
+        for ask in (
+            lambda: load(root, columns=["infos/k6"]),
+            lambda: data.take([0], columns=["infos/k6"]),
+            lambda: data.stats(columns=["infos/k6"]),
+        ):
+            with pytest.raises(MissingColumn, match="in 'infos' alone, to be read whole"):
+                ask()
+        assert read(root)[-1] == {"k6": 1.0}
+
+    def test_a_key_that_no_info_has_is_not_looked_for_in_them(self) -> None:
+        root = fresh_root()
+        store(rows_of([{"x": 1.0}] * 2), root=root)
+        with pytest.raises(MissingColumn, match="did you mean 'infos/x'") as caught:
+            load(root, columns=["infos/xx"])
+        assert "alone" not in str(caught.value)
+
+    @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
+    @pytest.mark.parametrize("is_part_first", [True, False])
+    def test_parts_of_infos_beside_whole_ones_are_refused_with_a_way_out(
+        self, writer: Any, is_part_first: bool
+    ) -> None:
+        root, whole = fresh_root(), rows_of([{"x": 1.0, "y": 2.0}] * 2)
+        store(whole, root=root)
+        batches = [whole, load(root, columns=["t", "infos/x"])]
+        first, second = batches[::-1] if is_part_first else batches
+        with writer(fresh_root()) as out:
+            out.write(SampleBatch(t=first["t"], infos=first["infos"]))
+            with pytest.raises(SchemaConflict, match="read 'infos' whole to write them"):
+                out.write(SampleBatch(t=second["t"], infos=second["infos"]))
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"x": np.zeros(3)},
+            {"x": np.zeros(3), "_x": np.zeros(3)},
+            {"x": np.zeros((3, 2)), "_x": np.zeros((3, 2), bool)},
+            {"e": {"r": np.zeros(3)}},
+            {"e": {"r": np.zeros(3), "_r": np.ones(3, int)}, "x": np.zeros(3), "_x": np.ones(3, bool)},
+        ],
+    )
+    def test_arrays_of_infos_by_hand_need_masks(self, keys: dict[str, Any]) -> None:
+        batch = SampleBatch(t=np.arange(3), infos={**keys, "": {"": np.empty((3, 0), bool)}})
+        with pytest.raises(SchemaError, match=r"expected the rows that have the key, as bools of shape"):
+            batch["infos"]
+        for writer in (rlio.ParquetWriter, rlio.JsonWriter):
+            with (
+                writer(fresh_root()) as out,
+                pytest.raises(SchemaError, match=r"as '_[xr]': expected the rows"),
+            ):
+                out.write(batch)
+
+    def test_a_slice_shares_the_dicts_that_were_made_before(self) -> None:
+        root = fresh_root()
+        store(rows_of([{"x": 1.0}] * 4), root=root)
+        batch = load(root)
+        early = batch[:2]
+        made = batch["infos"]
+        assert batch[:2]["infos"][0] is made[0]
+        assert early["infos"][0] is not made[0]
+        assert early["infos"].tolist() == made[:2].tolist()
+
+
 class TestLibrary:
     """What else reads and writes rows."""
 

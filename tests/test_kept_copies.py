@@ -20,9 +20,9 @@ from gymnasium.vector.utils import batch_space
 from pettingzoo import AECEnv, ParallelEnv
 
 import rlio
-from rlio.batch.builder import BatchBuilder
 from rlio.envs.multi_agent import MultiAgentEnv
 from rlio.policies.policy import Policy
+from rlio.recording.batch_builder import BatchBuilder
 from rlio.writer import OutputWriter
 
 LENGTH = 3

@@ -10,14 +10,17 @@ from typing import Any
 import gymnasium as gym
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from further import further
 from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
 from rlio.conversion.prepare import environment_for
 from rlio.conversion.report import Inspector
-from rlio.errors import OptionError
+from rlio.errors import CorruptData, OptionError, SchemaError
 from rlio.schemas.provenance import Provenance
 
 ROBOSUITE = json.dumps({"env_name": "Lift", "type": 1, "env_kwargs": {"robots": "Panda"}})
@@ -280,3 +283,80 @@ def test_the_command_takes_what_to_do_with_missing_final_observations(tmp_path: 
     assert CliRunner().invoke(app, [*command, "--final-obs", "zeros"]).exit_code == 2
     with pytest.raises(OptionError, match="pass final_obs= to"):
         rlio.convert(tmp_path / "own", tmp_path / "b", to="rllib-json", options={"final_obs": "repeat"})
+
+
+# ---- rows of different lengths ----
+
+_LENGTHS = {
+    "different": [0, 1, 2, 3],
+    "none at first": [0, 0, 0, 0],
+    "one length at first": [2, 2, 2, 2],
+}
+
+
+def lists(lengths: list[int], item: tuple[int, ...] = (), dtype: str = "<i4") -> np.ndarray:
+    return rlio.batch.object_column(np.full((n, *item), n, dtype) for n in lengths)
+
+
+@pytest.mark.parametrize("first", _LENGTHS.values(), ids=_LENGTHS)
+@pytest.mark.parametrize("episodes", [None, 1])
+def test_rows_of_different_lengths_are_lists_in_parquet_and_come_back(
+    first: list[int], episodes: int | None, tmp_path: Path
+) -> None:
+    tokens = [lists(first), lists([5, 0, 1, 2])]
+    points = [lists(first, (2,), ">f8"), lists([1, 1, 1, 3], (2,), ">f8")]
+    batches = [
+        rows(tokens=own, points=pairs, obs=own, new_obs=rlio.batch.object_column([*own[1:], own[0]]))
+        for own, pairs in zip(tokens, points, strict=True)
+    ]
+    source = recorded(tmp_path / "own", *batches)
+    options = {} if episodes is None else {"episodes_per_file": episodes}
+    report = rlio.convert(source, tmp_path / "out", to="parquet", prove=True, options=options)
+    assert "left_out" not in kinds(report)
+    back, expected = found(tmp_path / "out", shuffle=False), rlio.concat_samples(batches)
+    for name in ("tokens", "points", "obs", "new_obs"):
+        assert [row.tolist() for row in back[name]] == [row.tolist() for row in expected[name]]
+        assert {row.dtype for row in back[name]} == {expected[name][0].dtype.newbyteorder("=")}
+    assert rlio.Ragged.of(back["tokens"]).lengths.tolist() == [*first, 5, 0, 1, 2]
+    kept = pq.read_table(sorted((tmp_path / "out").glob("*.parquet"))[0])
+    assert kept.column("tokens").to_pylist()[:4] == [row.tolist() for row in tokens[0]]
+
+
+@pytest.mark.parametrize(
+    "to", ["npz", *further("d3rlpy", "d4rl", "lerobot", "minari", "rllib-json", "robomimic")]
+)
+def test_formats_without_lists_leave_them_out_or_say_what_holds_them(to: str, tmp_path: Path) -> None:
+    recorded(tmp_path / "extra", rows(tokens=lists([0, 1, 2, 3])))
+    name = "out" if to in ("npz", "lerobot", "minari", "rllib-json") else "out.hdf5"
+    report = rlio.convert(tmp_path / "extra", tmp_path / name, to=to, prove=True)
+    assert "tokens" in kinds(report)["left_out"]
+    tokens = lists([0, 1, 2, 3])
+    recorded(tmp_path / "obs", rows(obs=tokens, new_obs=lists([1, 2, 3, 4])))
+    with pytest.raises(SchemaError, match=r"rows of different lengths.*to_padded.*\['parquet'\].*column obs"):
+        rlio.convert(tmp_path / "obs", tmp_path / f"b{name}", to=to)
+
+
+def test_a_last_observation_that_is_missing_has_no_items(tmp_path: Path) -> None:
+    tokens, valid = lists([1, 2, 3, 4]), np.array([True, True, True, False])
+    recorded(tmp_path / "own", rows(obs=tokens, new_obs=lists([2, 3, 4, 0]), new_obs_valid=valid))
+    rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet", prove=True)
+    back = found(tmp_path / "out", shuffle=False)
+    assert [len(row) for row in back["new_obs"]] == [2, 3, 4, 0]
+    assert back["new_obs_valid"].tolist() == valid.tolist()
+
+
+def test_shapes_of_lists_that_are_no_shapes_are_damage(tmp_path: Path) -> None:
+    table = pa.table({"obs": [1.0], "actions": [0], "rewards": [1.0], "eps_id": [0]})
+    for written in (
+        b"5",
+        b"[]",
+        b'{"obs": 5}',
+        b'{"obs": [-1]}',
+        b'{"obs": ["a"]}',
+        b"x",
+        b"\xff",
+        b"[" * 100_000,
+    ):
+        pq.write_table(table.replace_schema_metadata({"rlio.lists": written}), tmp_path / "a.parquet")
+        with pytest.raises(CorruptData, match="states no shapes"):
+            found(tmp_path / "a.parquet")

@@ -228,6 +228,44 @@ class TestRagged:
         del column
         assert len(ragged._KNOWN) == before - 1
 
+    def test_padding_is_on_either_side(self) -> None:
+        ragged = Ragged.of(object_column([np.array([1, 2, 3]), np.array([4]), np.array([], int)]))
+        values, mask = ragged.to_padded(side="left", fill=9)
+        assert values.tolist() == [[1, 2, 3], [9, 9, 4], [9, 9, 9]]
+        assert mask.tolist() == [[True] * 3, [False, False, True], [False] * 3]
+        assert mask.flags.c_contiguous
+        again = rlio.Ragged.from_padded(values, mask)
+        assert [row.tolist() for row in again] == [[1, 2, 3], [4], []]
+        right, _ = ragged.to_padded(side="right", fill=9)
+        assert right.tolist() == ragged.to_padded(fill=9)[0].tolist()
+        longer, _ = ragged.to_padded(side="left", length=4)
+        assert longer[0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(OptionError, match="side='both'"):
+            ragged.to_padded(side="both")  # type: ignore[arg-type]
+
+    def test_a_slice_is_rows_without_a_copy(self) -> None:
+        ragged = rlio.Ragged.of(object_column([np.arange(n) for n in (3, 1, 0, 2)]))
+        for start in range(-5, 6):
+            for stop in (*range(-5, 6), None):
+                found = ragged[start:stop]
+                assert [row.tolist() for row in found] == [row.tolist() for row in [*ragged][start:stop]], (
+                    start,
+                    stop,
+                )
+        assert np.shares_memory(ragged[1:].values, ragged.values)
+        assert ragged[-1].tolist() == [0, 1]
+
+    @pytest.mark.parametrize("key", [np.array([1]), "a", 1.0, True, None, (0, 1), slice(None, None, 2), [0]])
+    def test_other_keys_are_refused_with_a_way_out(self, key: Any) -> None:
+        ragged = rlio.Ragged.of(object_column([np.arange(n) for n in (3, 1)]))
+        with pytest.raises(OptionError, match="expected the number of a row, or a slice"):
+            ragged[key]
+
+    @pytest.mark.parametrize("row", [2, -3, 99])
+    def test_a_row_that_there_is_not_is_named(self, row: int) -> None:
+        with pytest.raises(IndexError, match=rf"no row {row} in a Ragged of 2 rows"):
+            rlio.Ragged.of(object_column([np.arange(n) for n in (3, 1)]))[row]
+
 
 class TestShards:
     def test_lists_are_lists_of_arrow(self) -> None:
@@ -481,7 +519,7 @@ class TestOtherForms:
         with rlio.ReplayStore.open(store(prompts(6, **ids))) as stock:
             batch = stock.epochs(batch_size=2, shuffle=False, epochs=1, draw=rlio.Sequences(4)).sample()
         assert Ragged.of(batch["tokens"]).lengths.tolist() == [0, 1, 0, 0, 2, 3, 4, 0]
-        assert batch["notes"].tolist() == ["a", "b", None, None, "c", "d", "e", "f"]
+        assert batch["notes"].tolist() == ["a", "b", "", "", "c", "d", "e", "f"]
 
     def test_a_live_ring_overwrites_them(self) -> None:
         with rlio.ReplayStore(capacity=50) as ring:

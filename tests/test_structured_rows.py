@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,30 @@ class TestStoredRows:
             found = rlio.concat_samples(list(reader))
         assert sorted(found["t"].tolist()) == list(range(60))
         assert_identical(found, rows_of(60)[found["t"]])
+
+    @pytest.mark.parametrize("name", SPACES)
+    @pytest.mark.parametrize("layout", ["rows", "time"])
+    def test_rows_that_fill_up_sequences_are_of_their_space(self, name: str, layout: Any) -> None:
+        space, root = SPACES[name], fresh_root()
+        obs = sampled(space, 7)
+        rows = SampleBatch(
+            eps_id=np.repeat([0, 1], [4, 3]),
+            t=np.arange(7),
+            obs=obs,
+            day=object_column([datetime.date(2026, 1, 31)] * 7),
+            word=object_column(["a"] * 7),
+            other=object_column([{"a": 1}] * 7),
+        )
+        store(rows, root=root, spaces=given(space))
+        for padding in ("right", "left") if layout == "time" else ("right",):
+            draw = rlio.Sequences(5, padding=padding, layout=layout)
+            with rlio.DatasetReader(root, cache="memory", epochs=1, shuffle=False, draw=draw) as reader:
+                batch = reader.sample()
+            blank = structure_of_space(space_to_json(space)).blank()
+            for row in (4, 8, 9) if padding == "right" else (0, 5, 6):
+                found = {column: batch[column].reshape(-1)[row] for column in ("obs", "day", "word", "other")}
+                assert same_objects(found.pop("obs"), blank)
+                assert found == {"day": datetime.date(1970, 1, 1), "word": "", "other": None}
 
     def test_a_live_ring_overwrites_and_saves_them(self, tmp_path: Path) -> None:
         with rlio.ReplayStore(capacity=50) as ring:

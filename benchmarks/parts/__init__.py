@@ -17,6 +17,8 @@ __all__ = ["PARTS", "part"]
 PARTS = {
     "files": "files",
     "llm": "llm",
+    "ragged": "ragged",
+    "infos": "infos",
     "formats": "formats",
     "batches": "batches",
     "images": "images",

@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -261,7 +262,7 @@ class SwappedArray:
 
 
 def zero_leaf(leaf: Any, *rows: int) -> Any:
-    """Zeros (None for objects, "" for text, no picture) of the dtype and row shape of ``leaf``.
+    """Zeros of the dtype and row shape of ``leaf``: of objects None, no picture, or an array without items.
 
     Two ``rows`` are those of the time-major layout.
     """
@@ -269,6 +270,8 @@ def zero_leaf(leaf: Any, *rows: int) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf.new_zeros(shape)
     if leaf.dtype == object:
+        if len(leaf) and isinstance(first := leaf.flat[0], np.ndarray) and first.ndim:
+            return object_column([first[:0].copy() for _ in range(math.prod(shape))]).reshape(shape)
         return np.full(shape, leaf[0].none() if is_encoded(leaf) else None, object)
     return np.zeros(shape, leaf.dtype)
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.nested import Path
-from rlio.errors import CorruptData, excerpt
+from rlio.errors import CorruptData, SchemaError, excerpt
 
 __all__ = ["NOTES", "REST", "info_objects", "is_typed", "mask_path", "note_path", "order_of", "typed_rows"]
 
@@ -64,6 +64,7 @@ def info_objects(column: Mapping[str, Any]) -> NDArray[Any]:
 
     Raises:
         CorruptData: A residual does not fit the keys.
+        SchemaError: A key has no mask; so of a typed form that was made by hand.
     """
     notes = column[NOTES]
     rest = notes[NOTES]
@@ -92,7 +93,7 @@ def _dicts(keys: Mapping[str, Any], notes: Mapping[str, Any], rows: int) -> list
                 part = _taken(part, np.flatnonzero(has))
             values: Iterable[Any] = _dicts(part, own or {}, rows if has_all else int(has.sum()))
         else:
-            has = keys[f"_{key}"]
+            has = _mask(keys, key, len(part))
             has_all = bool(has.all())
             values = _values(part if has_all else part[has], is_python=own is not None)
         if has_all:
@@ -110,6 +111,19 @@ def _dicts(keys: Mapping[str, Any], notes: Mapping[str, Any], rows: int) -> list
         for row in {row for _, at, _ in some for row in at}:
             made[row] = {key: made[row][key] for key in order if key in made[row]}
     return made
+
+
+def _mask(keys: Mapping[str, Any], key: str, rows: int) -> NDArray[np.bool_]:
+    """Which rows have a key."""
+    mask = keys.get(f"_{key}")
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (rows,):
+        found = "nothing" if mask is None else excerpt(mask)
+        raise SchemaError(
+            f"infos have the array {excerpt(key)}, and {found} as {excerpt('_' + key)}: expected the rows "
+            f"that have the key, as bools of shape ({rows},); or give a dict a row",
+            column="infos",
+        )
+    return mask
 
 
 def order_of(info: Mapping[Any, Any]) -> list[tuple[Any, Any]]:

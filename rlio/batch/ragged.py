@@ -26,15 +26,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.errors import OptionError, SchemaError, excerpt
-from rlio.support.options import check_count
+from rlio.support.options import check_choice, check_count
 
 __all__ = ["Ragged", "item_type", "ragged_rows"]
+
+#: Where rows are filled up.
+Side: TypeAlias = Literal["left", "right"]
 
 
 class Ragged:
@@ -132,9 +135,31 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, row: int) -> NDArray[Any]:
-        """The items of a row, as a view."""
-        row = range(len(self))[row]
+    @overload
+    def __getitem__(self, key: int) -> NDArray[Any]: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Ragged: ...
+
+    def __getitem__(self, key: int | slice) -> NDArray[Any] | Ragged:
+        """The items of a row, or the rows of a slice without a step, as views.
+
+        Raises:
+            IndexError: There is no such row.
+            OptionError: The key is something else.
+        """
+        if isinstance(key, slice) and key.step in (None, 1):
+            start, stop, _ = key.indices(len(self))
+            offsets = self.offsets[start : max(start, stop) + 1]
+            return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+        if isinstance(key, bool | np.bool_) or not isinstance(key, int | np.integer):
+            raise OptionError(
+                f"ragged[{excerpt(key)}]: expected the number of a row, or a slice without a step; for other "
+                "rows, index the column: rlio.Ragged.of(batch[name][rows])"
+            )
+        if not -len(self) <= key < len(self):
+            raise IndexError(f"no row {key} in a Ragged of {len(self)} rows")
+        row = int(key) % len(self)
         found: NDArray[Any] = self.values[self.offsets[row] : self.offsets[row + 1]]
         return found
 
@@ -152,13 +177,14 @@ class Ragged:
         return np.diff(self.offsets)
 
     def to_padded(
-        self, *, length: int | None = None, fill: Any = 0
+        self, *, length: int | None = None, fill: Any = 0, side: Side = "right"
     ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """The rows in one array, filled up at their ends.
+        """The rows in one array, filled up at one side.
 
         Args:
             length: Items of each row; None: those of the longest.
-            fill: The value behind the items of a row.
+            fill: The value beside the items of a row.
+            side: Where it is: behind them ("right"), or before them ("left"), as for prompts to continue.
 
         Returns:
             (values, mask): shape (rows, length, *item), and (rows, length): True where an item is. The caller
@@ -176,7 +202,9 @@ class Ragged:
             raise OptionError(
                 f"length={size}: row {row} has {longest} items; pass more, or cut the rows first"
             )
+        check_choice("side", side, get_args(Side))
         mask = np.arange(size) < lengths[:, None]
+        mask = mask if side == "right" else mask[:, ::-1].copy()
         shape = (len(self), size, *self.values.shape[1:])
         values = np.full(shape, _filled(fill, self.values.dtype), self.values.dtype)
         values[mask] = self.values

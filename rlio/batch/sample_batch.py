@@ -239,7 +239,9 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
     def __getitem__(self, key: Any) -> Any:
         """A column (str), or a batch: the rows of a slice (views), an index array or a bool mask (copies).
 
-        A slice may have a step. In a batch with ``seq_lens``, a slice counts steps and must fall on the
+        A slice may have a step. It shares every array with the batch, and the dicts of infos if
+        ``batch["infos"]`` was asked for before; else it makes its own. In a batch with ``seq_lens``, a slice
+        counts steps and must fall on the
         boundaries of sequences; index arrays and masks are refused.
 
         Raises:

@@ -24,6 +24,7 @@ from rlio.batch.encoded_picture import EncodedPicture, is_encoded, row_type
 from rlio.batch.episode import Episode
 from rlio.batch.nested import Path, leaves, map_structure, path_text
 from rlio.batch.picture_codecs import decode_batch
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.formats.files.space_arrays import check_fits
 from rlio.formats.format import Holds, Nesting, formats
@@ -274,8 +275,10 @@ class Preparer:
         _check_nesting(name, column, nesting, self._title)
         column = self._with_keys(name, (), column, note)
 
+        is_whole = not isinstance(column, dict | tuple)
+
         def fitted(leaf: NDArray[Any]) -> NDArray[Any]:
-            return self._with_floats(name, self._leaf(name, leaf, kind), note)
+            return self._with_floats(name, self._leaf(name, leaf, kind, is_whole=is_whole), note)
 
         return map_structure(fitted, column)
 
@@ -296,7 +299,7 @@ class Preparer:
             found[plain] = self._with_keys(name, (*path, key), part, note)
         return found
 
-    def _leaf(self, name: str, leaf: NDArray[Any], kind: str) -> NDArray[Any]:
+    def _leaf(self, name: str, leaf: NDArray[Any], kind: str, *, is_whole: bool = True) -> NDArray[Any]:
         """An array of numbers in the machine's order of bytes, or of texts."""
         array = np.asarray(leaf)
         if is_encoded(array) and kind in ("obs", "extra"):
@@ -309,6 +312,8 @@ class Preparer:
                     f"found texts, expected numbers: {self._title} has none there{hint}", column=name
                 )
             return _checked_texts(array.astype(object), name)
+        if (items := item_type(array)) is not None and items[0].kind in "biuf" and items[0].itemsize <= 8:
+            return self._ragged(name, array, items, kind if is_whole else "a part")
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             what = "objects" if array.dtype == object else str(array.dtype)
             raise SchemaError(
@@ -323,6 +328,22 @@ class Preparer:
                 column=name,
             )
         return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _ragged(
+        self, name: str, array: NDArray[Any], items: tuple[np.dtype[Any], tuple[int, ...]], kind: str
+    ) -> NDArray[Any]:
+        """Rows of different lengths, with items in the machine's order of bytes."""
+        if kind not in self._holds.ragged:
+            able = [one.name for one in formats() if one.writer and kind in one.holds.ragged]
+            raise SchemaError(
+                f"found rows of different lengths, of {items[0]}: {self._title} has none there; pad them "
+                f"(rlio.Ragged.to_padded), or convert into a data set of rlio{', or to=' * bool(able)}"
+                f"{excerpt(able) if able else ''}",
+                column=name,
+            )
+        rows = Ragged.of(array)
+        values = rows.values.astype(items[0].newbyteorder("="), copy=False)
+        return Ragged(values, rows.offsets).rows()
 
     def _fitted_rewards(self, rewards: NDArray[Any] | None, note: Note) -> NDArray[Any] | None:
         if rewards is None:
@@ -510,6 +531,8 @@ def _check_json(value: Any) -> None:
 
 
 def _dtype_of(leaf: NDArray[Any]) -> str:
+    if not is_encoded(leaf) and (items := item_type(leaf)) is not None:
+        return f"rows of any length of {items[0]} {items[1] or ''}".strip()
     dtype, _ = row_type(leaf)
     return "text" if dtype.hasobject else str(dtype)
 

@@ -438,13 +438,19 @@ def _without_pictures(array: NDArray[Any]) -> NDArray[Any]:
 
 def _same_rows(a: Any, b: Any) -> NDArray[np.bool_]:
     """Whether each row of two columns of the same structure is the same; NaN equals NaN."""
-    same = []
+    same: list[NDArray[np.bool_]] = []
     for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
+        if x.dtype == object:  # Arrays, lists, graphs, pictures.
+            rows = range(len(x))
+            same.append(
+                np.array([equal_columns(x[row : row + 1], y[row : row + 1]) for row in rows], np.bool_)
+            )
+            continue
         x, y = to_numpy(x).reshape(len(x), -1), to_numpy(y).reshape(len(y), -1)
         equal = x == y
         if x.dtype.kind == y.dtype.kind == "f":
             equal |= np.isnan(x) & np.isnan(y)
-        same.append(np.asarray(equal, np.bool_).all(1))
+        same.append(np.all(np.asarray(equal, np.bool_), axis=1))
     return np.asarray(np.all(same, axis=0))
 
 

@@ -152,6 +152,7 @@ class Holds:
         texts: Which of "obs", "actions" and "extra" may be texts.
         text_axes: Axes of an array of texts, at most.
         axes: Axes of an array of numbers, at most.
+        ragged: Which of "obs", "actions" and "extra" may have rows of different lengths (`rlio.Ragged`).
         shapes: (column, shape of its rows), of columns whose rows have one shape in all data.
         slash: Whether names may have slashes.
         reserved: A pattern of the names that the layout uses itself, which no further column can have.
@@ -186,6 +187,7 @@ class Holds:
     texts: frozenset[str] = frozenset()
     text_axes: int = 1
     axes: int = 32
+    ragged: frozenset[str] = frozenset()
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     slash: bool = True
     reserved: str = ""

@@ -33,6 +33,7 @@ from rlio.look.kept import keep, kept_path, read_kept
 from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.filling import joint_infos
 from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
+from rlio.schemas.times import TIME_FORMS
 from rlio.support.clock import utc_time
 from rlio.support.html import Html, facts, panel, table
 from rlio.support.words import and_more, counted, one_line
@@ -104,8 +105,8 @@ class ColumnInfo:
     Attributes:
         name: The column, and the path in it (``obs/camera``).
         policy: Whose column it is; None: the data has one policy.
-        dtype: Name of the dtype of its values; "str" for texts, "int32[n]" for rows of any length, "object"
-            for other objects.
+        dtype: Name of the dtype of its values; "str" for texts, "int32[n]" for rows of any length, "date"
+            and "datetime" for those of Python, "object" for other objects.
         shape: Shape of a row.
         min, max: Least and greatest finite value of all rows; None: not read, or there is none.
         nan: Share of its values that are NaN; None: not read, or they are no numbers.
@@ -122,7 +123,7 @@ class ColumnInfo:
     @property
     def is_read(self) -> bool:
         """Whether the range is known, or the column has none."""
-        is_ragged = self.dtype.endswith(("]", ")"))
+        is_ragged = self.dtype.endswith(("]", ")")) or self.dtype in TIME_FORMS
         has_range = not is_ragged and np.dtype(self.dtype).kind in "biuf" and 0 not in self.shape
         if self.name.split("/")[0] == Columns.NEXT_OBS:
             return True

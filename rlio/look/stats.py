@@ -40,6 +40,7 @@ from rlio.schemas.folded import unfold
 from rlio.schemas.schema import (
     Leaf,
     PolicySchema,
+    advice_for_column,
     canonical_json,
     column_of_name,
     is_in,
@@ -337,9 +338,10 @@ def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
     known = _columns(source, policy)
     found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
     if not found:
+        policies = [each for schema in source.schemas.values() for each in schema.policies.values()]
         raise MissingColumn(
             f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}"
-            f"{did_you_mean(name, known)}",
+            f"{advice_for_column(name, known, policies)}",
             uri=source.uri,
             column=name,
         )

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import datetime
 import keyword
 import math
 import operator
@@ -943,6 +944,9 @@ def _values_of(columns: Mapping[str, Any], ref: Ref) -> NDArray[Any]:
     if objects or array.dtype.kind not in "biufSUO":
         what = "objects" if objects else str(array.dtype)
         hint = f"; name a key, such as {ref.column}['success']" if objects and not ref.path else ""
+        if array.dtype.kind in "mM" or (objects and isinstance(array[0], datetime.date)):
+            what = f"{what} of time" if objects else what
+            hint = f"; times by a function, such as lambda rows: rows[{ref.column!r}] > moment"
         raise OptionError(
             f"the filter reads {_written(ref)}, which holds {what}: numbers, bools and texts can be compared"
             f"{hint}",

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.batch.arrays import object_column
 from rlio.batch.columns import STATE_IN_PREFIX, STATE_OUT_PREFIX, Columns
 from rlio.batch.infos import REST, info_objects, is_typed
-from rlio.batch.nested import Path, map_structure
+from rlio.batch.nested import Path, leaves, map_structure, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError
 from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN
@@ -29,6 +28,8 @@ from rlio.replay.numbers import Numbers
 from rlio.replay.sequences import Sequences, chain_rows, completed_sequences
 from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
+from rlio.schemas.column import TEXTS, ColumnSpec
+from rlio.schemas.filling import blank_rows
 from rlio.schemas.schema import Leaf, PolicySchema, column_of_name, is_named, rebuild, with_validity
 from rlio.schemas.streams import WRITER
 from rlio.support.forks import cached_property
@@ -631,7 +632,17 @@ class _SequenceUnits(_ChainUnits):
             columns[Columns.INFOS] = info_objects(infos)  # Padding is None, not an info without keys.
         begins = np.arange(len(numbers)) * length
         place = ranges(begins if self._cut.padding == "right" else begins + length - sizes, sizes)
-        padded = {name: _padded(column, place, len(numbers) * length) for name, column in columns.items()}
+        specs = {(leaf.column, *leaf.path): leaf.spec for leaf in held.table.leaves}
+        padded = {
+            name: unflatten(
+                [path for path, _ in leaves(column)],
+                [
+                    _padded(leaf, place, len(numbers) * length, specs.get((name, *path)))
+                    for path, leaf in leaves(column)
+                ],
+            )
+            for name, column in columns.items()
+        }
         if self._cut.burn_in:
             within = ranges(np.zeros(len(numbers), np.int64), sizes)
             padded["burn_in"] = _padded(within < np.repeat(burn_in, sizes), place, len(numbers) * length)
@@ -704,21 +715,16 @@ class _JointSteps(Units):
         return MultiAgentBatch(parts, len(wanted))
 
 
-def _padded(column: Any, place: Ids, rows: int) -> Any:
-    """A column with its rows at the given places, and zeros, arrays without items or None between them."""
-
-    def padded(leaf: NDArray[Any]) -> NDArray[Any]:
-        shape = (rows, *leaf.shape[1:])
-        if leaf.dtype != object:
-            made = np.zeros(shape, leaf.dtype)
-        elif len(leaf) and isinstance(leaf[0], np.ndarray):
-            made = object_column([leaf[0][:0]] * rows)
-        else:
-            made = np.full(shape, None, object)
-        made[place] = leaf
-        return made
-
-    return map_structure(padded, column)
+def _padded(leaf: NDArray[Any], place: Ids, rows: int, spec: ColumnSpec | None = None) -> NDArray[Any]:
+    """Rows at some places of as many; between them zeros, empty rows of the column's type, or None."""
+    if leaf.dtype != object:
+        made = np.zeros((rows, *leaf.shape[1:]), leaf.dtype)
+    elif spec is not None and spec.kind in TEXTS:
+        made = blank_rows(spec, rows)
+    else:
+        made = np.full((rows, *leaf.shape[1:]), None, object)
+    made[place] = leaf
+    return made
 
 
 def _states(held: PolicyView) -> dict[str, Leaf]:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.nested import leaves
-from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaConflict
 from rlio.read_options import ReadOptions
 from rlio.reader import Unit
 from rlio.schemas.agreement import check_agreement
 from rlio.schemas.filling import Filling
-from rlio.schemas.schema import column_of_name, is_in, rebuild, with_validity
+from rlio.schemas.schema import advice_for_column, column_of_name, is_in, rebuild, with_validity
 from rlio.source.source import Source
 from rlio.support.options import check_choice
 
@@ -173,11 +172,12 @@ def common_columns(source: Source, *, missing: str, wanted: list[str] | None) ->
     infos: set[str] = set()
     if any(policy.infos for schema in source.schemas.values() for policy in schema.policies.values()):
         infos = {name for name in known if column_of_name(name) == Columns.INFOS}
+    every = [policy for schema in source.schemas.values() for policy in schema.policies.values()]
     for column in wanted or ():
         if column not in known:
             raise MissingColumn(
                 f"no column {column!r}; the data set has {', '.join(sorted(known))}"
-                f"{did_you_mean(column, known)}",
+                f"{advice_for_column(column, known, every)}",
                 uri=source.uri,
                 column=column,
             )

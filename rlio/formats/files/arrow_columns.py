@@ -84,17 +84,23 @@ def to_column(
     return _to_column(name, values, extensions, allowance or Allowance(), name)
 
 
+#: Key of a Parquet file's metadata: of columns of lists that may differ in length, even if those here do not,
+#: the shape of an item.
+ANY_LENGTH: Final = "rlio.lists"
+
+
 class UnequalLists(SchemaError):
     """The rows of a column are lists of different lengths."""
 
 
-def to_lists(name: str, values: Any, allowance: Allowance) -> Any:
+def to_lists(name: str, values: Any, allowance: Allowance, item: tuple[int, ...] = ()) -> Any:
     """A column of lists of numbers that may differ in length, as rows of a `Ragged`.
 
     Args:
         name: The column's name.
         values: A pyarrow Array of lists; their items are numbers, or lists of one shape.
         allowance: The budget of rows, shared with other columns.
+        item: Shape of an item, where there is none.
 
     Raises:
         SchemaError: Values are null, or the items have no dtype or different shapes.
@@ -103,6 +109,7 @@ def to_lists(name: str, values: Any, allowance: Allowance) -> Any:
     allowance.spend(_OBJECT_BYTES * len(values))
     flat = values.flatten()
     items = _from_lists(flat) if _is_list(flat.type) else _from_numbers(flat)
+    items = items if len(items) or items.ndim != len(item) + 1 else np.empty((0, *item), items.dtype)
     ends = np.cumsum([0, *values.value_lengths().to_numpy()], dtype=np.int64)
     return standard_dtype(name, Ragged(items, ends).rows())
 

@@ -2,11 +2,12 @@
 
 Row t has the observation, the action, the reward and the flags that followed it, and the observation after
 it; ``new_obs_valid`` is False if that is not known. A file has whole episodes. A row of several values
-is a list of fixed size; columns of dicts are structs.
+is a list of fixed size, one of rows of different lengths a list; columns of dicts are structs.
 """
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from typing import Any
 
@@ -16,7 +17,9 @@ import pyarrow.parquet as pq
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import Column, to_numpy
 from rlio.batch.frames import in_c_order
+from rlio.batch.ragged import Ragged, item_type
 from rlio.formats.episode_files import EpisodeFilesSink
+from rlio.formats.files.arrow_columns import ANY_LENGTH, is_lists
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.sink import Origin, PreparedEpisode
@@ -37,6 +40,7 @@ FORMAT = Format(
         actions="dicts",
         extra="dicts",
         texts=frozenset(("obs", "actions", "extra")),
+        ragged=frozenset(("obs", "actions", "extra")),
         # By these, files of LeRobot, Minari and RLlib are recognised.
         reserved="episode_index|terminations|type",
         rewards="numbers",
@@ -79,6 +83,13 @@ class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         rows = concat_samples(episodes)
         table = pa.table({name: _to_arrow(column) for name, column in rows.items()})
+        lists = {
+            field.name: Ragged.of(to_numpy(rows[field.name])).values.shape[1:]
+            for field in table.schema
+            if is_lists(field.type)
+        }
+        if lists:
+            table = table.replace_schema_metadata({ANY_LENGTH: json.dumps(lists)})
         found = BytesIO()
         pq.write_table(table, found, compression=self._compression)
         return found.getvalue()
@@ -88,6 +99,11 @@ def _to_arrow(column: Column) -> Any:
     if isinstance(column, dict):
         return pa.StructArray.from_arrays([_to_arrow(part) for part in column.values()], names=list(column))
     array = in_c_order(to_numpy(column))
+    if array.dtype == object and item_type(array) is not None:
+        found = Ragged.of(array)
+        items = found.values
+        items = pa.array(items) if items.ndim == 1 else nested_lists(in_c_order(items))
+        return pa.LargeListArray.from_arrays(pa.array(found.offsets), items)
     if array.dtype == object:
         return pa.array(array.tolist(), pa.string())
     return pa.array(array) if array.ndim == 1 else nested_lists(array)

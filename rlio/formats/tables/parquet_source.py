@@ -11,6 +11,7 @@ The files are untrusted: row groups are read one at a time and within limits, an
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from rlio.errors import (
 )
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import (
+    ANY_LENGTH,
     UnequalLists,
     is_lists,
     is_pickled,
@@ -150,8 +152,8 @@ class RowGroups:
         self.sizes: list[int] = []
         #: For each row group: the names and types of its file's columns.
         self.kinds: list[Hashable] = []
-        #: Columns of lists that differ in length: a row group has no multiple of its rows as values.
-        self.unequal: set[str] = set()
+        #: Columns of lists that differ in length -> shape of an item, if it is stated.
+        self.unequal: dict[str, tuple[int, ...]] = {}
 
     def index(self, failures: Failures) -> None:
         """Read the footers."""
@@ -191,6 +193,8 @@ class RowGroups:
             own = set(schema.names)
             stated = {name: value for name, value in self._partitions[number].items() if name not in own}
             self._partitions[number] = stated
+        lists = _stated_lists(metadata.metadata or {}, self.files[number].uri)
+        self.unequal |= {name: lists[name] for name in schema.names if name in lists}
         names = tuple(self.names(number))
         first, columns = 0, (names, tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
@@ -219,7 +223,7 @@ class RowGroups:
             name = chunk.path_in_schema.partition(".")[0]
             known = name in schema.names  # Names may have dots.
             if known and chunk.num_values % info.num_rows and is_lists(schema.field(name).type):
-                self.unequal.add(name)
+                self.unequal.setdefault(name, ())
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
@@ -292,6 +296,15 @@ class RowGroups:
 
     def close(self) -> None:
         self._parquet.close()
+
+
+def _stated_lists(metadata: Mapping[bytes, bytes], uri: str) -> dict[str, tuple[int, ...]]:
+    """The columns that rlio wrote as lists of any length, and the shape of an item."""
+    try:
+        found = json.loads(metadata.get(ANY_LENGTH.encode(), b"{}"))
+        return {name: np.empty((0, *shape)).shape[1:] for name, shape in found.items()}
+    except (AttributeError, ValueError, TypeError, RecursionError) as error:
+        raise CorruptData(f"{ANY_LENGTH} in the metadata states no shapes", uri=uri) from error
 
 
 def _rows_are_batches(schema: Any) -> bool:
@@ -515,13 +528,13 @@ class StepRows(GroupFiles):
         """One column; of lists that differ in length, if the footers or the first rows show that."""
         can_differ = is_lists(values.type) and name != Columns.INFOS and name not in extensions
         if can_differ and name in self._row_groups.unequal:
-            return to_lists(name, values, allowance)
+            return to_lists(name, values, allowance, self._row_groups.unequal[name])
         try:
             return to_column(name, values, extensions, allowance)
         except UnequalLists:
             if self._schemas or not can_differ:
                 raise
-            self._row_groups.unequal.add(name)
+            self._row_groups.unequal.setdefault(name, ())
             return to_lists(name, values, allowance)
 
     def _settled(self, columns: dict[str, Any]) -> SampleBatch:

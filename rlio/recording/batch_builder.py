@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure, path_text, unflatten
 from rlio.batch.ragged import item_type
 from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.schemas.json_values import check_value
 
 __all__ = ["BatchBuilder", "MultiAgentBatchBuilder", "Postprocess"]
 
@@ -64,13 +65,17 @@ class BatchBuilder:
             values: Values by column; tensors become arrays. All values are copied.
 
         Raises:
-            SchemaError: The columns differ from those of the previous row; nothing is added.
+            SchemaError: The columns differ from those of the previous row, or a value has no stored form,
+                such as an enum; nothing is added.
         """
         if self._rows and values.keys() != self._rows[0].keys():
             raise SchemaError(
                 f"this row has the columns {excerpt(sorted(values))}, but the rows before have "
                 f"{excerpt(sorted(self._rows[0]))}: give every row the same columns"
             )
+        for name, value in values.items():
+            if type(value) not in _PLAIN:
+                _check(value, name)
         self._rows.append(map_structure(_copy_leaf, values))
 
     def add_batch(self, batch: SampleBatch) -> None:
@@ -236,6 +241,35 @@ class MultiAgentBatchBuilder:
         batch = MultiAgentBatch(built, self._env_steps)
         self._policies, self._env_steps = {}, 0
         return batch
+
+
+# Types whose values always have a stored form, as columns.
+_PLAIN: Final = frozenset((bool, int, float, complex, type(None), np.float32, np.float64, np.int64, np.bool_))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return kind in _PLAIN or (kind is np.ndarray and value.dtype.kind in "biufc")
+
+
+def _check(value: Any, name: str) -> None:
+    """Refuse what writers refuse; `check_value` judges parts, and columns may also be complex."""
+    if name == Columns.INFOS:
+        check_value(value, name)
+        return
+    if _is_plain(value):
+        return
+    for path, leaf in leaves(value):
+        is_array = hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray)  # Such as a pandas.Series.
+        if not is_array and not _is_plain(leaf) and not (isinstance(leaf, list) and _is_numbers(leaf)):
+            check_value(leaf, "/".join(filter(None, (name, path_text(path)))))
+
+
+def _is_numbers(values: list[Any]) -> bool:
+    try:
+        return np.array(values).dtype.kind in "biufc"
+    except ValueError:  # Of different lengths.
+        return False
 
 
 def _copy_leaf(leaf: Any) -> Any:
