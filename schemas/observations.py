@@ -43,6 +43,8 @@ __all__ = [
 STORED = 0
 MISSING = -1
 _STACK_ROWS = 64
+# Words of a row from which `all(axis=1)` is the quickest.
+_WIDE = 256
 
 Rows = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -240,7 +242,7 @@ def as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
 def equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the rows of two arrays of unsigned integers are equal, shape (rows,)."""
     equal: NDArray[np.bool_] = a[:, 0] == b[:, 0]
-    if 2 * np.count_nonzero(equal) < len(equal):
+    if a.shape[1] >= _WIDE or 2 * np.count_nonzero(equal) < len(equal):
         whole: NDArray[np.bool_] = (a == b).all(axis=1)
         return whole
     # Most rows are equal: finding the few different values takes a quarter of `all(axis=1)`, which is slow on
