@@ -122,6 +122,11 @@ def resolve_links(
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
         raise CorruptData(f"{len(stored)} observations are stored, but _next says {len(own)}")
+    known = Ragged.known(obs), Ragged.known(stored)
+    if known[0] is not None and known[1] is not None:  # Items of their own, copied together.
+        source = np.where(distance == MISSING, rows + len(stored), target)
+        source[own] = rows + np.arange(len(own))
+        return Ragged.taken([known[0], known[1]], source).rows()
     # Memory of Arrow is no place for objects (encoded pictures).
     out = np.empty(obs.shape, object) if obs.dtype == object else empty_array(obs.shape, obs.dtype)
     new_obs = np.take(obs, target, axis=0, out=out, mode="clip")
