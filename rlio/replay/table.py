@@ -227,11 +227,7 @@ class RowTable:
         frames = {}
         for obs, new_obs in self._pairs:
             here, there = arrays[obs.physical], arrays[new_obs.physical]
-            # Compare bytes, not only episodes: the recorded observations must come back.
-            same = np.array(
-                [a >= 0 and there[i].tobytes() == here[a].tobytes() for i, a in enumerate(after)], bool
-            )
-            frames[obs.physical] = self._pools[obs.physical].prepare(here, there, np.where(same, after, -1))
+            frames[obs.physical] = self._pools[obs.physical].prepare(here, there, after)
         return Prepared(
             block,
             {name: arrays[name] for name in self._wide},
