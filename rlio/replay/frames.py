@@ -124,8 +124,8 @@ class FramePool:
         Args:
             obs: Shape (rows, *shape).
             new_obs: Shape (rows, *shape).
-            after: For each row, the row whose ``obs`` may be its ``new_obs``, or -1; always a later row, named
-                only once. Their bytes decide: the recorded observations must come back.
+            after: For each row, the row whose ``obs`` may be its ``new_obs``, or -1; always a later row,
+                named only once. Their bytes decide: the recorded observations must come back.
 
         Raises:
             OptionError: The frames of one episode exceed the pool.
