@@ -264,15 +264,18 @@ def _compare(
     Writes the newest frames of new_obs into ``newest``.
     """
     rows = len(obs)
+    own, linked = np.zeros(rows, bool), following >= 0
     a, b = as_words(obs, stack.axis), as_words(new_obs, stack.axis)
-    woven = a is not None and b is not None
     if a is None or b is None:
+        split = _split_lying
         a, b = (np.ascontiguousarray(np.moveaxis(v, stack.axis + 1, 1)) for v in (obs, new_obs))
+        frames = (as_unsigned(v.reshape(-1, *v.shape[2:])) for v in (a, b))
+        a, b = (v.reshape(rows, stack.depth, v.shape[1]) for v in frames)
+        newest = as_unsigned(newest)
     else:
+        split = _split_woven
         a, b = (words.reshape(rows, math.prod(words.shape[1:])) for words in (a, b))
     whole = as_unsigned(a), as_unsigned(b)
-    own, linked = np.zeros(rows, bool), following >= 0
-    split = _split_woven if woven else _split_lying
     block = max(1, _BLOCK_BYTES // max(a[:1].nbytes, 1))
     # One thread: a second one reads memory no faster, and takes a processor from the encoder.
     for first in range(0, rows, block):
@@ -310,9 +313,6 @@ def _split_lying(
     obs: NDArray[Any], new_obs: NDArray[Any], depth: int, newest: NDArray[Any]
 ) -> NDArray[np.bool_]:
     """Compare stacks whose frames are stored one after the other; see `_compare`."""
-    rows = len(obs)
     newest[:] = new_obs[:, -1]
-    a = as_unsigned(obs.reshape(rows * depth, -1)).reshape(rows, depth, -1)
-    b = as_unsigned(new_obs.reshape(rows * depth, -1)).reshape(rows, depth, -1)
-    own: NDArray[np.bool_] = ~(a[:, 1:] != b[:, :-1]).reshape(rows, -1).any(axis=1)
+    own: NDArray[np.bool_] = (obs[:, 1:] == new_obs[:, :-1]).reshape(len(obs), -1).all(axis=1)
     return own

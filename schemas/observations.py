@@ -43,6 +43,8 @@ __all__ = [
 STORED = 0
 MISSING = -1
 _STACK_ROWS = 64
+# Words of a row from which `all(axis=1)` is the quickest.
+_WIDE = 256
 
 Rows = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -120,6 +122,11 @@ def resolve_links(
         raise CorruptData("a link in _next leaves its row group")
     if len(own) != len(stored):
         raise CorruptData(f"{len(stored)} observations are stored, but _next says {len(own)}")
+    known = Ragged.known(obs), Ragged.known(stored)
+    if known[0] is not None and known[1] is not None:  # Items of their own, copied together.
+        source = np.where(distance == MISSING, rows + len(stored), target)
+        source[own] = rows + np.arange(len(own))
+        return Ragged.taken([known[0], known[1]], source).rows()
     # Memory of Arrow is no place for objects (encoded pictures).
     out = np.empty(obs.shape, object) if obs.dtype == object else empty_array(obs.shape, obs.dtype)
     new_obs = np.take(obs, target, axis=0, out=out, mode="clip")
@@ -240,7 +247,7 @@ def as_words(values: NDArray[Any], axis: int) -> NDArray[Any] | None:
 def equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether the rows of two arrays of unsigned integers are equal, shape (rows,)."""
     equal: NDArray[np.bool_] = a[:, 0] == b[:, 0]
-    if 2 * np.count_nonzero(equal) < len(equal):
+    if a.shape[1] >= _WIDE or 2 * np.count_nonzero(equal) < len(equal):
         whole: NDArray[np.bool_] = (a == b).all(axis=1)
         return whole
     # Most rows are equal: finding the few different values takes a quarter of `all(axis=1)`, which is slow on

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import FrameStack
 from rlio.schemas.frame_pools import StackPool, pool_stacks
@@ -50,6 +51,38 @@ def test_links_lead_to_equal_bytes_and_give_new_obs_back(stream: np.ndarray, see
     assert (distance[missing] == MISSING).all()
     back = resolve_links(distance, obs, new_obs[distance == STORED])
     assert back.tobytes() == new_obs.tobytes()
+
+
+@given(streams, st.integers(0, 2**31), st.sampled_from([(), (2,)]))
+@settings(max_examples=60, deadline=None)
+def test_linked_rows_of_any_length_are_copies_in_one_array(
+    stream: np.ndarray, seed: int, item: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = len(stream)
+    following = successors(stream)
+    linked = (following >= 0) & (rng.random(rows) < 0.7)
+    distance = np.where(linked, following - np.arange(rows), STORED)
+    distance[rng.random(rows) < 0.1] = MISSING
+
+    def column(count: int) -> np.ndarray:
+        ends = np.concatenate([[0], np.cumsum(rng.integers(0, 4, count))]).astype(np.int64)
+        return Ragged(rng.integers(0, 99, (ends[-1], *item)), ends).rows()
+
+    obs, stored = column(rows), column(int((distance == STORED).sum()))
+    left = iter(stored.tolist())
+    expected = [
+        np.empty((0, *item), np.int64) if k == MISSING else next(left) if k == STORED else obs[row + k]
+        for row, k in enumerate(distance.tolist())
+    ]
+    back = resolve_links(distance.astype(np.int32), obs, stored)
+    assert all(map(np.array_equal, back, expected))
+    assert len(back) == rows
+    assert {row.shape[1:] for row in back} <= {item}
+    if rows:
+        items = Ragged.of(back)
+        assert not np.shares_memory(items.values, Ragged.of(obs).values)
+        assert all(np.shares_memory(items.values, row) for row in back if len(row))
 
 
 def test_a_link_needs_all_leaves_to_be_equal() -> None:

@@ -317,6 +317,30 @@ def test_every_codec_comes_back(codec: str) -> None:
     assert_identical(load(root), numbered(100))
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_frames_that_hardly_change_take_fewer_bytes_unless_a_level_is_given(alike: bool) -> None:
+    rng = np.random.default_rng(0)
+    frames = np.tile(rng.integers(0, 255, (12, 12), np.uint8), (151, 7, 7))
+    sprite = rng.integers(0, 255, (8, 8), np.uint8)
+    for frame, places in zip(frames, rng.integers(-2, 3, (151, 3, 2)).cumsum(axis=0) % 76, strict=True):
+        for x, y in places:
+            frame[x : x + 8, y : y + 8] = sprite
+    if not alike:
+        frames = rng.integers(0, 255, frames.shape, np.uint8)
+    stacks = np.stack([frames[i : i + 4] for i in range(148)])
+    batch = SampleBatch(obs=stacks[:-1], new_obs=stacks[1:], t=np.arange(147))
+    sizes = []
+    options: list[dict[str, Any]] = [{"compression": "zstd:1"}, {"compression": "zstd"}, {}]
+    for option in options:
+        root = fresh_root()
+        with ParquetWriter(root, **option) as writer:
+            writer.write(batch)
+        assert_identical(load(root), batch)
+        sizes.append(open_dataset(root).bytes())
+    assert sizes[1] == pytest.approx(sizes[2], rel=0.01)
+    assert sizes[1] < 0.97 * sizes[0] if alike else sizes[1] == pytest.approx(sizes[0], rel=0.01)
+
+
 def test_rows_that_could_not_be_encoded_are_an_error_of_every_later_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

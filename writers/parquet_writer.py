@@ -41,7 +41,8 @@ class ParquetWriter(DatasetWriter):
     Args:
         root: Folder of the data set: a path or any fsspec URL.
         roll: When to store a shard.
-        compression: ``"codec:level"`` (zstd, lz4, snappy, gzip, brotli, none), or a `Compression`.
+        compression: ``"codec:level"`` (zstd, lz4, snappy, gzip, brotli, none), or a `Compression`. Without a
+            level, zstd takes 1, and 5 for frames of stacks that share most of their bytes.
         spool: The write-ahead log: "auto", a folder, a `Spool`, or None: rows are safe once published.
         sync: When logged rows become safe against power failure: "interval", "always" or "never"; see
             `Spool`. None: the `Spool` decides.
@@ -71,7 +72,7 @@ class ParquetWriter(DatasetWriter):
         root: str | os.PathLike[str],
         *,
         roll: Roll | None = None,
-        compression: str | Compression = "zstd:1",
+        compression: str | Compression = "zstd",
         spool: SpoolLike = "auto",
         sync: Sync | None = None,
         writer_id: str | None = None,

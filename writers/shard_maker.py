@@ -146,6 +146,7 @@ class ShardMaker:
             encoder = ShardEncoder(
                 schema,
                 compression=compression,
+                levels=compression.levels(group, schema),
                 provenance=self._provenance,
                 memory=np.empty(size, np.uint8),
                 submit=self._checksum,

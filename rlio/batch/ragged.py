@@ -24,7 +24,7 @@ Example:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
@@ -112,6 +112,32 @@ class Ragged:
         except (TypeError, ValueError):  # Of another dtype, or shape.
             return None
         return cls(values, _ends(rows)) if values.shape[1:] == item else None
+
+    @classmethod
+    def known(cls, column: NDArray[Any]) -> Ragged | None:
+        """The rows of a column that was made of them, or of a slice of it, without a copy; else None."""
+        return _known(column)
+
+    @classmethod
+    def taken(cls, parts: Sequence[Ragged], rows: NDArray[np.int64]) -> Ragged:
+        """A copy of rows of several parts; rows that follow each other are copied at once.
+
+        Args:
+            parts: At least one; with items of one dtype and shape.
+            rows: The rows, numbered through the parts. The number after the last stands for no items.
+        """
+        none = np.zeros(1, np.int64)
+        begins = np.concatenate([none, np.cumsum([len(part) for part in parts])])
+        part_of = np.searchsorted(begins, rows, side="right") - 1
+        is_first = (np.diff(rows, prepend=-2) != 1) | (np.diff(part_of, prepend=-1) != 0)
+        runs = np.split(rows, np.flatnonzero(is_first)[1:]) if len(rows) else []
+        pieces = [parts[0].values[:0]]
+        for run, number in zip(runs, part_of[is_first].tolist(), strict=True):
+            if number < len(parts):
+                ends = parts[number].offsets[run[[0, -1]] - begins[number] + (0, 1)]
+                pieces.append(parts[number].values[ends[0] : ends[1]])
+        lengths = np.concatenate([*(part.lengths for part in parts), none])
+        return cls(np.concatenate(pieces), np.concatenate([none, np.cumsum(lengths[rows])]))
 
     @classmethod
     def from_padded(cls, values: NDArray[Any], mask: NDArray[np.bool_]) -> Ragged:

@@ -34,7 +34,7 @@ def compact(
     min_shards: Annotated[
         int | None, typer.Option(min=2, help="Fewest consecutive shards to merge (default 2).")
     ] = None,
-    compression: Annotated[str, typer.Option(help="For Parquet shards: codec:level, or none.")] = "zstd:1",
+    compression: Annotated[str, typer.Option(help="For Parquet shards: codec:level, or none.")] = "zstd",
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Skip runs that contain a damaged shard.")
     ] = False,

@@ -62,7 +62,7 @@ def compact(
     into: str | os.PathLike[str] | None = None,
     max_bytes: int = _DEFAULT_MAX_BYTES,
     min_shards: int | None = None,
-    compression: str | Compression = "zstd:1",
+    compression: str | Compression = "zstd",
     on_error: Literal["raise", "skip"] = "raise",
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,

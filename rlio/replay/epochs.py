@@ -31,7 +31,7 @@ OWN_BATCH: Final = 256
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 4 << 20
 # Positions whose units are computed at once.
-_ORDER_ROWS: Final = 16_384
+_ORDER_ROWS: Final = 32_768
 
 
 class _Block(NamedTuple):

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,14 @@ from rlio.errors import OptionError
 from rlio.replay.buffers import Buffers
 from rlio.replay.memory import Arrays
 from rlio.schemas.column import FrameStack
+from rlio.schemas.observations import as_unsigned
 
 __all__ = ["FramePool", "Frames"]
 
 Ids: TypeAlias = NDArray[np.int64]
+
+# Observations are compared one block at a time, so that what differs stays in the cache.
+_BLOCK_BYTES: Final = 1 << 20
 
 
 class _Chain(NamedTuple):
@@ -43,12 +47,12 @@ class _Chain(NamedTuple):
 
     Attributes:
         rows: Their places in the batch, shape (n,).
-        observations: The rows' ``obs`` and the last row's ``new_obs``, as frames: shape (n + 1, depth).
-        fresh: How many new frames each observation adds to those before it, shape (n + 1,).
+        frames: The frames of the rows' ``obs`` and of the last row's ``new_obs``, each once.
+        fresh: How many of them each observation adds to those before it, shape (n + 1,).
     """
 
     rows: Ids
-    observations: NDArray[Any]
+    frames: NDArray[Any]
     fresh: Ids
 
 
@@ -67,7 +71,7 @@ class Frames:
     @property
     def sizes(self) -> list[int]:
         """Number of frames of each chain."""
-        return [int(chain.fresh.sum()) for chain in self.chains]
+        return [len(chain.frames) for chain in self.chains]
 
 
 class FramePool:
@@ -120,20 +124,31 @@ class FramePool:
         Args:
             obs: Shape (rows, *shape).
             new_obs: Shape (rows, *shape).
-            after: For each row, the row whose ``obs`` is its ``new_obs``, or -1; always a later row, named
-                only once.
+            after: For each row, the row whose ``obs`` may be its ``new_obs``, or -1; always a later row,
+                named only once. Their bytes decide: the recorded observations must come back.
 
         Raises:
             OptionError: The frames of one episode exceed the pool.
         """
-        begins = np.ones(len(obs), bool)
-        begins[after[after >= 0]] = False
         stacks, next_stacks = self._frames_of(obs), self._frames_of(new_obs)
+        words, next_words = _words(stacks), _words(next_stacks)
+        linked = np.flatnonzero(after >= 0)
+        linked = linked[_are_equal(next_words, linked, words, after[linked])]
+        begins = np.ones(len(obs), bool)
+        begins[after[linked]] = False
+        links = np.full(len(obs), -1, np.int64)
+        links[linked] = after[linked]
         chains = []
         for first in np.flatnonzero(begins).tolist():
-            rows = _chain(after, first)
-            observations = np.concatenate([stacks[rows], next_stacks[rows[-1:]]])
-            chains.append(_Chain(rows, observations, self._fresh(observations)))
+            rows = _chain(links, first)
+            last = rows[-1:]
+            overlaps = _are_equal(words[:, :-1], rows[1:], words[:, 1:], rows[:-1])
+            at_end = _are_equal(next_words[:, :-1], last, words[:, 1:], last)
+            # An observation adds one frame, or all of them.
+            fresh = np.where([False, *overlaps, *at_end], 1, self.depth)
+            newest = fresh[:, None] > np.arange(self.depth)[::-1]
+            frames = [_rows_of(stacks, rows)[newest[:-1]], next_stacks[last[0]][newest[-1]]]
+            chains.append(_Chain(rows, np.concatenate(frames), fresh))
         found = Frames(len(obs), chains)
         most = max(found.sizes, default=0)
         if most > self.capacity:
@@ -212,16 +227,6 @@ class FramePool:
         flat = np.ascontiguousarray(moved, self.dtype).reshape(-1).view(np.uint8)
         return flat.view(self._frame).reshape(len(values), self.depth)
 
-    def _fresh(self, observations: NDArray[Any]) -> NDArray[np.int64]:
-        """How many new frames each observation adds to those before it: 1, or its full depth."""
-        fresh = np.full(len(observations), self.depth, np.int64)
-        if self.depth > 1:
-            older = observations[1:, :-1].tobytes(), observations[:-1, 1:].tobytes()
-            size = (self.depth - 1) * self._frame.itemsize
-            one, other = (np.frombuffer(x, np.uint8).reshape(-1, size) for x in older)
-            fresh[1:][(one == other).all(axis=1)] = 1
-        return fresh
-
     def _begin(self, head: int, size: int) -> int:
         """The logical number of the first of ``size`` frames added at ``head``, such that none wraps."""
         slot = head % self.capacity
@@ -229,15 +234,11 @@ class FramePool:
 
     def _place(self, chain: _Chain) -> Ids:
         """Write the new frames of each observation; returns where its window begins."""
-        total = int(chain.fresh.sum())
+        total = len(chain.frames)
         first = self._begin(self.head, total)
         ends = first + np.cumsum(chain.fresh)
         slot = first % self.capacity
-        if self.depth == 1:
-            self.frames[slot : slot + total] = chain.observations[:, 0]
-        else:
-            newest = chain.fresh[:, None] > np.arange(self.depth)[::-1]
-            self.frames[slot : slot + total] = chain.observations[newest]
+        self.frames[slot : slot + total] = chain.frames
         self.head = first + total
         return ends - self.depth
 
@@ -248,3 +249,29 @@ def _chain(after: Ids, first: int) -> Ids:
     while (row := int(after[rows[-1]])) >= 0:
         rows.append(row)
     return np.asarray(rows, np.int64)
+
+
+def _words(stacks: NDArray[Any]) -> NDArray[Any]:
+    """Frames as integers, shape (rows, depth, words): equal if their bytes are."""
+    rows, depth = stacks.shape
+    values = stacks.reshape(-1).view(np.uint8).reshape(rows * depth, stacks.itemsize)
+    words = as_unsigned(values)
+    return words.reshape(rows, depth, words.shape[1])
+
+
+def _are_equal(a: NDArray[Any], here: Ids, b: NDArray[Any], there: Ids) -> NDArray[np.bool_]:
+    """Whether some rows of ``a`` equal as many of ``b``."""
+    found = np.empty(len(here), bool)
+    step = max(_BLOCK_BYTES // max(a[:1].nbytes, 1), 1)
+    for start in range(0, len(here), step):
+        part = slice(start, start + step)
+        same = _rows_of(a, here[part]) == _rows_of(b, there[part])
+        found[part] = same.reshape(len(same), -1).all(axis=1)
+    return found
+
+
+def _rows_of(values: NDArray[Any], rows: Ids) -> NDArray[Any]:
+    """The given rows; a view if they follow each other."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+        return values[rows[0] : rows[-1] + 1]
+    return values[rows]

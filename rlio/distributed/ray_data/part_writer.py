@@ -63,7 +63,7 @@ class PartOptions:
     """
 
     roll: Roll = field(default_factory=Roll)
-    compression: Compression = field(default_factory=lambda: Compression.parse("zstd:1"))
+    compression: Compression = field(default_factory=lambda: Compression.parse("zstd"))
     provenance: str = "{}"
     stored: Mapping[str, str] = field(default_factory=dict)
     spaces: Mapping[str, Mapping[str, Any]] | None = None

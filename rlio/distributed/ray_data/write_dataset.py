@@ -83,7 +83,7 @@ def write_dataset(
     like: str | os.PathLike[str] | Dataset | None = None,
     spaces: Mapping[str, tuple[Any, Any]] | None = None,
     roll: Roll | None = None,
-    compression: str | Compression = "zstd:1",
+    compression: str | Compression = "zstd",
     provenance: Provenance | None = None,
     storage_options: Mapping[str, Any] | None = None,
     concurrency: int | None = None,
