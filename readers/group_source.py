@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,8 +148,7 @@ class GroupSource(ABC):
         """Each segment with its groups that have live rows, and the units of each group."""
         source = self._reader.source
         if self._matches is None:
-            for segment in source.segments:
-                spans = self._reader.spans(segment)
+            for segment, spans in self._reader.in_turn(source.segments, footers=True):
                 yield segment, [(span, span.units) for span in spans]
             return
         passing = total = 0
@@ -275,6 +275,7 @@ class RecordedOrder(GroupSource):
 
     def rewind(self) -> None:
         self._group = self._reached = None
+        self._reader.forget()
 
     def _load(self, wanted: tuple[int, bool]) -> _Group:
         """The group that holds a position, and, with True, short ones after it."""
@@ -283,7 +284,10 @@ class RecordedOrder(GroupSource):
         segment = self._segments[number]
         if self._spans_of != segment:
             # Kept for the next groups: a JSON shard has one group a line, and as many spans.
-            spans = self._reader.spans(segment)
+            if in_turn:
+                spans = self._reader.spans_at(self._segments, number)
+            else:  # Other ranks may read what comes next.
+                spans = self._reader.spans(segment)
             self._spans = [span for span in spans if self._units_of(segment, span)]
             self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
             self._spans_of = segment
@@ -302,6 +306,7 @@ class RecordedOrder(GroupSource):
 
     def close(self) -> None:
         self._ahead.close()
+        self._reader.forget()
         self._group = None
 
 
@@ -338,13 +343,16 @@ class _Window:
 
 _NO_WINDOW = _Window(None, None, {})
 
+#: A group of a segment, and its units.
+_Counted: TypeAlias = tuple[StoredSegment, Span, int]
+
 
 class WindowedOrder(GroupSource):
     """Permutes windows of row groups, and units within each window: `rlio.query.order.WindowOrder`."""
 
     def __init__(self, groups: Groups, *, seed: int) -> None:
         super().__init__(groups)
-        self._groups: list[tuple[StoredSegment, Span, int]] = []
+        self._groups: list[_Counted] = []
         for segment, found in self._survey():
             self._groups += [(segment, span, units) for span, units in found if units]
         self._order = self._order_of(seed)
@@ -370,6 +378,7 @@ class WindowedOrder(GroupSource):
 
     def rewind(self) -> None:
         self._current = self._reached = None
+        self._reader.forget()
 
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are copies, or parts of one."""
@@ -419,20 +428,20 @@ class WindowedOrder(GroupSource):
         """Make ``window`` the current one, and announce the next one to the background thread."""
         if self._current == (epoch, window.index):
             return
-        self._window = self._ahead.get(window.index)
+        self._window = self._ahead.get((epoch, window))
         self._rows, self._block = self._order.rows_in(epoch, window), (0, SampleBatch())
         self._current = (epoch, window.index)
         last = window.stop_position == self.total
         following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
         if following.index != window.index:
-            self._ahead.announce(following.index)
+            self._ahead.announce((epoch + last, following))
 
-    def _load(self, index: int) -> _Window:
+    def _load(self, wanted: tuple[int, WindowRef]) -> _Window:
         parts: list[Folded] = []
         place: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for units, folded in self._runs_of(index):
+        for units, folded in self._runs_of(*wanted):
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -447,14 +456,34 @@ class WindowedOrder(GroupSource):
         places = np.concatenate(place)
         return _Window(joined, places if (places < 0).any() else None, numbers)
 
-    def _runs_of(self, index: int) -> Iterator[tuple[int, Folded | None]]:
+    def _runs_of(self, epoch: int, window: WindowRef) -> Iterator[tuple[int, Folded | None]]:
         """What is read together of a window: the number of its units, and the units; None: they are lost."""
-        groups = self._order.groups_of(index)
-        for segment, found in groupby(self._groups[groups.start : groups.stop], itemgetter(0)):
+        for segment, found in self._segments_of(window):
+            self._reader.expect(segment, partial(self._coming, epoch, window, segment))
             units = {span: count for _, span, count in found}
             for spans, folded in self._reader.runs(segment, list(units)):
                 passed = None if folded is None else self._passed(segment, spans, folded)
                 yield sum(units[span] for span in spans), passed
+
+    def _segments_of(self, window: WindowRef) -> Iterator[tuple[StoredSegment, Iterator[_Counted]]]:
+        return groupby(self._groups[window.groups.start : window.groups.stop], itemgetter(0))
+
+    def _coming(
+        self, epoch: int, window: WindowRef, segment: StoredSegment
+    ) -> Iterator[tuple[StoredSegment, range | None]]:
+        """What is read in an epoch from a segment of a window on; see `SpanReader.expect`."""
+        begun = False
+        while True:
+            for own, found in self._segments_of(window):
+                begun = begun or own == segment
+                if not begun:
+                    continue
+                spans = [span for _, span, _ in found]
+                is_whole = sum(len(span.rows) for span in spans) == own.rows
+                yield own, None if is_whole else range(spans[0].group, spans[-1].group + 1)
+            if window.stop_position == self.total:
+                return
+            window = self._order.window_at(epoch, window.stop_position)
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]
@@ -462,6 +491,7 @@ class WindowedOrder(GroupSource):
 
     def close(self) -> None:
         self._ahead.close()
+        self._reader.forget()
         self._window, self._block = _NO_WINDOW, (0, SampleBatch())
         self._current = None
 

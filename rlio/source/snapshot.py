@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeAlias, cast
 
@@ -25,10 +25,11 @@ from rlio.schemas.shown import leaf_table
 from rlio.schemas.streams import Streams
 from rlio.source.json_shard import schema_lookup
 from rlio.source.live_streams import exact_streams, live_streams
-from rlio.source.shards import OpenShard, open_shard
+from rlio.source.shards import OpenShard, open_shard, ranges_of
 from rlio.source.source import EpisodeInfo, HoleCheck, OpenSegment, Source, StoredSegment
 from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
+from rlio.storage.parallel import Plan, Range
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
@@ -264,6 +265,17 @@ class DatasetSnapshot(Described, Source):
         """See `open_shard`."""
         assert isinstance(segment, Segment)
         return self.open_shard(segment)
+
+    def plan(self) -> Plan | None:
+        """See `Source.plan`."""
+        return self.storage.plan()
+
+    def ranges(
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+    ) -> Sequence[Range]:
+        """See `Source.ranges`."""
+        assert isinstance(segment, Segment)
+        return ranges_of(segment.ref, opened, groups)
 
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`: from the table in the footer of the shard, if all of its rows are live."""
