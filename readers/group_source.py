@@ -284,10 +284,9 @@ class RecordedOrder(GroupSource):
         segment = self._segments[number]
         if self._spans_of != segment:
             # Kept for the next groups: a JSON shard has one group a line, and as many spans.
-            if in_turn:
-                spans = self._reader.spans_at(self._segments, number)
-            else:  # Other ranks may read what comes next.
-                spans = self._reader.spans(segment)
+            # A rank that passes over the rows of others may not need what comes next.
+            coming, at = (self._segments, number) if in_turn else ([segment], 0)
+            spans = self._reader.spans_at(coming, at)
             self._spans = [span for span in spans if self._units_of(segment, span)]
             self._span_starts = [0, *accumulate(self._units_of(segment, span) for span in self._spans)]
             self._spans_of = segment

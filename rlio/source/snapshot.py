@@ -297,8 +297,9 @@ class DatasetSnapshot(Described, Source):
         Reads the footers, and the rows of shards of which a part was trimmed. An episode that spans two
         shards appears in both; `Dataset.episodes` has it once.
         """
-        for segment in self.segments:
-            table = live_streams(self.open_shard(segment), segment)
+        for each, opened in self.opened_in_turn(self.segments, footers=True):
+            segment = cast(Segment, each)
+            table = live_streams(cast(OpenShard, opened), segment)
             for *values, writer, began, written, version in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
                 named = segment.ref.writer if writer is None else writer

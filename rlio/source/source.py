@@ -100,6 +100,16 @@ class Source(ABC):
         """A plan for one reader of segments: see `ranges`. None: requests side by side save nothing."""
         return None
 
+    def opened_in_turn(
+        self, segments: Sequence[StoredSegment], *, footers: bool = False
+    ) -> Iterator[tuple[StoredSegment, OpenSegment]]:
+        """Segments that are opened and read one after the other; ``footers``: their rows are not read."""
+        plan, groups = self.plan(), range(0) if footers else None
+        if plan is not None:
+            plan.expect(wanted for segment in segments for wanted in self.ranges(segment, None, groups))
+        for segment in segments:
+            yield segment, self.open_segment(segment)
+
     def ranges(
         self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
     ) -> Sequence[Range]:
