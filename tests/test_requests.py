@@ -108,7 +108,7 @@ def faults(seed: int) -> Callable[[Call], Fault | None]:
     return choose
 
 
-@pytest.mark.parametrize("seeds", [range(4), *further(range(4, 125), range(125, 250))])
+@pytest.mark.parametrize("seeds", [range(4), *further(*(range(n, n + 41) for n in range(4, 250, 41)))])
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "follow", "store"])
 def test_requests_that_fail_or_are_late_change_no_row_and_no_order(
     kind: str, seeds: range, monkeypatch: pytest.MonkeyPatch
@@ -255,64 +255,98 @@ def test_a_process_ends_although_requests_hang(tmp_path: Path) -> None:
     program = (
         "import threading\n"
         "from rlio.storage.parallel import Plan, Range\n"
-        "plan = Plan(lambda *range: threading.Event().wait(600) and b'', 16)\n"
-        "plan.expect([Range('a', 0, 1), Range('b', 0, 1)])\n"
+        "class Hangs:\n"
+        "    at_once = 16\n"
+        "    def hold(self, plan): pass\n"
+        "    def fetch(self, path, start, stop): threading.Event().wait(600)\n"
+        "plan, storage = Plan(), Hangs()\n"
+        "plan.expect([Range(storage, 'a', 0, 1), Range(storage, 'b', 0, 1)])\n"
     )
     subprocess.run([sys.executable, "-c", program], timeout=DEADLINE, check=True, cwd=tmp_path)
 
 
+class Counted(Storage):
+    """A store that counts its requests; they wait for `go`."""
+
+    at_once = REQUESTS
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.lock = threading.Lock()
+        self.begun: list[str] = []
+        self.now = self.most = 0
+
+    def hold(self, plan: Plan) -> None:
+        pass
+
+    def fetch(self, path: str, start: int, stop: int | None) -> bytes:
+        with self.lock:
+            self.begun.append(path)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.go.wait(DEADLINE)
+        with self.lock:
+            self.now -= 1
+        return bytes(10)[start:stop]
+
+
 def test_at_most_16_requests_are_made_at_once_and_64_ahead() -> None:
-    lock, now, most, begun = threading.Lock(), [0], [0], [0]
-    go = threading.Event()
-
-    def read(path: str, start: int, stop: int) -> bytes:
-        with lock:
-            now[0] += 1
-            begun[0] += 1
-            most[0] = max(most[0], now[0])
-        go.wait(DEADLINE)
-        with lock:
-            now[0] -= 1
-        return bytes(stop - start)
-
-    plan = Plan(read, REQUESTS)
-    plan.expect(Range(str(number), 0, 10) for number in range(1000))
-    wait_until(lambda: now[0] == REQUESTS)
-    go.set()
-    wait_until(lambda: begun[0] == 4 * REQUESTS and not now[0])
-    assert most[0] == REQUESTS
-    assert plan.take("0", 3, 5) == b"\0\0"
-    assert plan.take("7", 0, 10) == bytes(10)  # Those before it are given up.
-    wait_until(lambda: begun[0] == 4 * REQUESTS + 7)
-    assert plan.take("3", 0, 10) is None
+    store, plan = Counted(), Plan()
+    plan.expect(Range(store, str(number), 0, 10) for number in range(1000))
+    wait_until(lambda: store.now == REQUESTS)
+    store.go.set()
+    wait_until(lambda: len(store.begun) == 4 * REQUESTS and not store.now)
+    assert store.most == REQUESTS
+    assert plan.take(store, "0", 3, 5) == b"\0\0"
+    assert plan.take(store, "7", 0, 10) == bytes(10)  # Those before it are given up.
+    wait_until(lambda: len(store.begun) == 4 * REQUESTS + 7)
+    assert plan.take(store, "3", 0, 10) is None
+    assert plan.take(Counted(), "8", 0, 10) is None
 
 
 def test_a_plan_requests_no_more_bytes_than_it_may_hold() -> None:
-    begun: list[str] = []
-
-    def read(path: str, start: int, stop: int) -> bytes:
-        begun.append(path)
-        return b""
-
-    plan = Plan(read, REQUESTS)
-    plan.expect(Range(str(number), 0, 20 << 20) for number in range(50))
-    wait_until(lambda: len(begun) == 2)
-    plan.expect([Range("large", 0, 1 << 40), Range("next", 0, 1)])
-    wait_until(lambda: len(begun) == 3)
+    store, plan = Counted(), Plan()
+    store.go.set()
+    plan.expect(Range(store, str(number), 0, 20 << 20) for number in range(50))
+    wait_until(lambda: len(store.begun) == 2)
+    plan.expect([Range(store, "large", 0, 1 << 40), Range(store, "next", 0, 1)])
+    wait_until(lambda: len(store.begun) == 3)
     time.sleep(0.1)
-    assert sorted(begun) == ["0", "1", "large"]
+    assert sorted(store.begun) == ["0", "1", "large"]
 
 
 def test_a_plan_is_dropped_with_its_reader() -> None:
     storage = Storage.on(FaultyFileSystem(MemoryFileSystem(), no_fault), "/nothing")
     plan = storage.plan()
     assert plan is not None
-    plan.expect([Range("a", 0, 1)])
+    plan.expect([Range(storage, "a", 0, 1)])
+    assert len(storage._plans) == 1
     known = weakref.ref(plan)
     del plan
     gc.collect()
     assert known() is None
     assert not storage._plans
+
+
+def test_several_roots_are_requested_side_by_side_and_read_in_order() -> None:
+    paths = [record(shards=6), record(shards=4)]
+    seen: list[int] = []
+
+    def choose(call: Call) -> Fault | None:
+        seen.append(len(request_threads()))
+        return None
+
+    roots = list(map(root_of, paths))
+    with DatasetReader(
+        roots, batch_size=5, epochs=1, shuffle=False, cache="none", storage_options=options(choose)
+    ) as reader:
+        rows = read_through(reader)
+    both = []
+    for path in paths:
+        with DatasetReader(f"memory://{path}", epochs=1, shuffle=False, cache="none") as reader:
+            both += read_through(reader)
+    assert rows == both
+    assert max(seen) > 1
 
 
 def test_calls_within_the_pool_do_not_wait_for_each_other() -> None:

@@ -155,7 +155,9 @@ class Inspection:
         self.torn = self.listing.torn()
         plan, groups = self.storage.plan(), range(0) if self.level == "quick" else None
         if plan is not None:
-            plan.expect(wanted for ref in self._read_refs() for wanted in ranges_of(ref, None, groups))
+            plan.expect(
+                wanted for ref in self._read_refs() for wanted in ranges_of(self.storage, ref, None, groups)
+            )
         with self.progress("verify", self._bytes()) as advance:
             ledger = {writer: self._writer(writer, advance) for writer in self._writers()}
         self._tell_lacking_schemas()

@@ -137,15 +137,17 @@ def open_shard(
     return JsonShard(storage, ref, schemas, keeps_pictures=keeps_pictures, videos=videos)
 
 
-def ranges_of(ref: ShardRef, opened: OpenSegment | None, groups: range | None) -> Sequence[Range]:
+def ranges_of(
+    storage: Storage, ref: ShardRef, opened: OpenSegment | None, groups: range | None
+) -> Sequence[Range]:
     """See `Source.ranges`. A small shard whose groups are all read is one range."""
     path, size = ref.path, ref.name.size
     if ref.name.suffix != "parquet":  # It is read as a whole, to the byte after its last; and kept.
-        return [Range(path, 0, size + 1)] if opened is None and size <= _WHOLE_BYTES else ()
+        return [Range(storage, path, 0, size + 1)] if opened is None and size <= _WHOLE_BYTES else ()
     if groups is None and size <= _WHOLE_BYTES:
-        return [Range(path, 0, size)]
+        return [Range(storage, path, 0, size)]
     if opened is None:
-        return [Range(path, max(0, size - FOOTER_BYTES), size)]
+        return [Range(storage, path, max(0, size - FOOTER_BYTES), size)]
     assert isinstance(opened, ShardFile)
     wanted = opened.groups if groups is None else opened.groups[groups.start : groups.stop]
-    return [Range(path, info.start, info.stop) for info in wanted]
+    return [Range(storage, path, info.start, info.stop) for info in wanted]

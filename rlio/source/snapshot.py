@@ -275,7 +275,9 @@ class DatasetSnapshot(Described, Source):
     ) -> Sequence[Range]:
         """See `Source.ranges`."""
         assert isinstance(segment, Segment)
-        return ranges_of(segment.ref, opened, groups)
+        if self.storage.at_once == 1:  # Of several roots, one may be local.
+            return ()
+        return ranges_of(self.storage, segment.ref, opened, groups)
 
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`: from the table in the footer of the shard, if all of its rows are live."""

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from rlio.batch import Batch, count_units
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 # The footers of this many segments stay parsed; a window of groups seldom spans more.
 _OPEN_SEGMENTS = 16
+# Segments that are looked at for requests side by side.
+_LOOKED_AT = 256
 # Up to so many rows, and bytes, short groups are read as one: each costs as much as some hundred rows.
 _RUN_ROWS = 4096
 _RUN_BYTES = 4 << 20
@@ -190,7 +192,7 @@ class SpanReader:
         source, opened = self.source, self._open  # The plan must not refer to this reader, which has it.
         return (
             wanted
-            for segment, groups in coming
+            for segment, groups in islice(coming, _LOOKED_AT)
             for wanted in source.ranges(segment, opened.peek(segment.path), groups)
         )
 

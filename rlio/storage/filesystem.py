@@ -270,15 +270,15 @@ class Storage:
         return self._backend.at_once if isinstance(self._backend, RemoteFolder) else 1
 
     def plan(self) -> Plan | None:
-        """A plan for one reader, who holds it: reads of this folder are answered from it.
-
-        None: requests side by side save nothing here.
-        """
+        """A plan for one reader, who holds it. None: requests side by side save nothing here."""
         if self.at_once == 1:
             return None
-        plan = Plan(self._read_now, self.at_once)
-        self._plans.append(weakref.ref(plan, self._plans.remove))
-        return plan
+        return Plan()
+
+    def hold(self, plan: Plan) -> None:
+        """Answer reads from a plan that has ranges of this folder."""
+        if plan not in [known() for known in self._plans]:
+            self._plans.append(weakref.ref(plan, self._plans.remove))
 
     @property
     def is_file(self) -> bool:
@@ -498,12 +498,13 @@ class Storage:
         if self._plans and stop is not None:
             for known in tuple(self._plans):
                 plan = known()
-                data = None if plan is None else plan.take(path, start, stop)
+                data = None if plan is None else plan.take(self, path, start, stop)
                 if data is not None:
                     return data
-        return self._read_now(path, start, stop)
+        return self.fetch(path, start, stop)
 
-    def _read_now(self, path: str, start: int, stop: int | None) -> bytes:
+    def fetch(self, path: str, start: int, stop: int | None) -> bytes:
+        """`read_range` without plans: a request. None: up to the end."""
         check_path(path, uri=self.uri)
         try:
             return self._attempt(path, lambda: self._backend.read(path, start, stop), absent=_ABSENT)

@@ -42,6 +42,7 @@ _BYTES: Final = 32 << 20
 class Range(NamedTuple):
     """Bytes ``[start, stop)`` of an object."""
 
+    storage: Storage
     path: str
     start: int
     stop: int
@@ -151,17 +152,11 @@ class Plan:
     """The bytes that a reader reads next, requested before it asks for them. Thread-safe.
 
     A plan is only a hint: what it does not have is read as without it. It has a range until a later one is
-    read. An error is raised in its turn, and the range then requested again.
-
-    Args:
-        read: Reads a range of the store, with all retries.
-        at_once: How many requests the store takes side by side.
+    read. An error is raised in its turn, and the range then requested again. Its reader holds it.
     """
 
-    def __init__(self, read: Callable[[str, int, int], bytes], at_once: int) -> None:
-        self._read = read
-        # Where each request has a connection of its own, no more than these are asked for.
-        self._most = _RANGES if at_once == REQUESTS else at_once
+    def __init__(self) -> None:
+        self._most = _RANGES
         self._begin()
 
     def _begin(self) -> None:
@@ -200,10 +195,14 @@ class Plan:
             size += wanted.stop - wanted.start
 
     def _request(self, wanted: Range) -> _Job:
-        job = partial(self._read, *wanted)
+        storage = wanted.storage
+        storage.hold(self)
+        if storage.at_once < REQUESTS:  # Each request has a connection of its own: of no more than these.
+            self._most = min(self._most, storage.at_once)
+        job = partial(storage.fetch, *wanted[1:])
         return _pool.submit(job), job
 
-    def take(self, path: str, start: int, stop: int) -> bytes | None:
+    def take(self, storage: Storage, path: str, start: int, stop: int) -> bytes | None:
         """The bytes ``[start, stop)``, if they were expected; fewer at the end of the object.
 
         Raises:
@@ -211,7 +210,13 @@ class Plan:
         """
         with self._here():
             found = next(
-                (r for r in self._coming if r.path == path and r.start <= start and stop <= r.stop), None
+                (
+                    known
+                    for known in self._coming
+                    if known.path == path and known.start <= start and stop <= known.stop
+                    if known.storage is storage
+                ),
+                None,
             )
             if found is None:
                 return None
@@ -231,7 +236,7 @@ class Plan:
             with self._lock:
                 if found in self._coming:
                     self._coming[found] = done, job
-        return data if found == (path, start, stop) else data[start - found.start : stop - found.start]
+        return data if found[2:] == (start, stop) else data[start - found.start : stop - found.start]
 
     def forget(self) -> None:
         """Drop everything."""
