@@ -25,8 +25,17 @@ from crash_child import fork, wait_for
 from fsspec.implementations.memory import MemoryFileSystem
 from further import further
 
-from rlio import DatasetReader, FollowReader, JsonWriter, ParquetWriter, ReplayStore, Roll, SampleBatch
+from rlio import (
+    DatasetReader,
+    FollowReader,
+    JsonWriter,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    SampleBatch,
+)
 from rlio.errors import CorruptData, EndOfData, StoreError
+from rlio.maintenance import compact
 from rlio.storage.filesystem import Retry, Storage
 from rlio.storage.parallel import REQUESTS, Plan, Range, each
 from rlio.testing import FaultyFileSystem
@@ -176,6 +185,27 @@ def test_a_damaged_shard_that_is_mended_is_read_by_the_next_call() -> None:
         rows += read_through(reader)
     with opened("in order", path, options(no_fault)) as reader:
         assert rows == read_through(reader)
+
+
+@pytest.mark.parametrize("kind", ["in order", "follow"])
+def test_shards_that_are_compacted_away_meanwhile_are_read_where_their_rows_are(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record()
+    with opened(kind, path, options(no_fault)) as reader:
+        expected = read_through(reader)
+    monkeypatch.setattr("rlio.storage.parallel._RANGES", 2)
+    with opened(kind, path, options(no_fault)) as reader:
+        rows = numbers_of(reader.sample())
+        small = [name for name in MemoryFileSystem.store if path in name and "/data/" in name]
+        compact(f"memory://{path}")
+        assert len([name for name in MemoryFileSystem.store if path in name and "/data/" in name]) > len(
+            small
+        )
+        for name in small:
+            if name.endswith(".parquet"):
+                del MemoryFileSystem.store[name]
+        assert rows + read_through(reader) == expected
 
 
 def request_threads() -> list[threading.Thread]:

@@ -29,6 +29,7 @@ PARTS = {
     "episodes": "episodes",
     "growth": "growth",
     "live": "live",
+    "s3": "s3",
 }
 
 
