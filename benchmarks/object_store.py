@@ -16,7 +16,7 @@ from typing import Any
 
 from rlio.storage.filesystem import Storage
 
-__all__ = ["Unavailable", "count_requests", "server"]
+__all__ = ["Unavailable", "count_requests", "delayed", "server"]
 
 _BUCKET = "scaling"
 
@@ -36,6 +36,46 @@ server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
 server.start()
 print("listening", flush=True)
 sys.stdin.read()
+"""
+
+
+# Passes bytes on to a server, each from a client late by as much as a way there and back takes. Every line on
+# stdin is answered with the number of requests since the last.
+_PROXY = """
+import asyncio, sys
+port, delay = int(sys.argv[1]), float(sys.argv[2])
+requests = 0
+async def serve(reader, writer):
+    global requests
+    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+    late, loop = asyncio.Queue(), asyncio.get_running_loop()
+    async def take():
+        global requests
+        while data := await reader.read(1 << 16):
+            requests += data.split(b" ", 1)[0] in (b"GET", b"HEAD", b"PUT", b"POST", b"DELETE")
+            late.put_nowait((loop.time() + delay, data))
+        late.put_nowait((loop.time() + delay, b""))
+    async def send():
+        while True:
+            when, data = await late.get()
+            await asyncio.sleep(when - loop.time())
+            if not data:
+                return far_writer.close()
+            far_writer.write(data)
+    async def answer():
+        while data := await far_reader.read(1 << 18):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+    await asyncio.gather(take(), send(), answer(), return_exceptions=True)
+async def main():
+    global requests
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(requests, flush=True)
+        requests = 0
+asyncio.run(main())
 """
 
 
@@ -92,3 +132,27 @@ def count_requests(storage: Storage) -> Callable[[], int]:
     seen: list[str] = []
     client.meta.events.register("before-send.s3", lambda **event: seen.append(event["event_name"]))
     return lambda: len(seen)
+
+
+@contextmanager
+def delayed(options: dict[str, Any], seconds: float) -> Iterator[tuple[dict[str, Any], Callable[[], int]]]:
+    """The options of `server` with each request late by some seconds, and what counts requests since last."""
+    port = options["client_kwargs"]["endpoint_url"].rpartition(":")[2]
+    command = [sys.executable, "-c", _PROXY, port, str(seconds)]
+    running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        own = f"http://127.0.0.1:{int(running.stdout.readline())}"
+
+        def requests() -> int:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            running.stdin.write("\n")
+            running.stdin.flush()
+            return int(running.stdout.readline())
+
+        yield {**options, "client_kwargs": {**options["client_kwargs"], "endpoint_url": own}}, requests
+    finally:
+        running.terminate()
+        running.wait()

@@ -14,9 +14,10 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,8 +152,7 @@ class GroupSource(ABC):
         """Each segment with its groups that have live rows, and the units of each group."""
         source = self._reader.source
         if self._matches is None:
-            for segment in source.segments:
-                spans = self._reader.spans(segment)
+            for segment, spans in self._reader.in_turn(source.segments, footers=True):
                 yield segment, [(span, span.units) for span in spans]
             return
         passing = total = 0
@@ -291,12 +291,15 @@ class RecordedOrder(GroupSource):
 
     def rewind(self) -> None:
         self._group = self._reached = None
+        self._reader.forget()
 
     def _load(self, wanted: tuple[int, bool]) -> _Group:
         """The group that holds a position, and, with True, short ones after it."""
         position, in_turn = wanted
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
+        if in_turn and self._reads_ahead and segment != self._opened[0]:
+            self._reader.expect(segment, partial(self._coming, number))
         spans, starts = self._spans_in(segment)
         index = bisect_right(starts, position - self._starts[number]) - 1
         if index >= len(spans):
@@ -309,6 +312,13 @@ class RecordedOrder(GroupSource):
             folded = self._passed(segment, spans[index:stop], folded)
         first = self._starts[number]
         return _Group(first + starts[index], first + starts[stop], folded)
+
+    def _coming(self, number: int) -> Iterator[tuple[StoredSegment, range | None]]:
+        """What is read from a segment on; see `SpanReader.expect`. Of parts, only the footers."""
+        first, last = self._bounds
+        for at in range(number, bisect_left(self._starts, last)):
+            is_whole = first <= self._starts[at] and self._starts[at + 1] <= last
+            yield self._segments[at], None if is_whole else range(0)
 
     def lane(self, number: int, lanes: int, *, ahead: bool) -> Self:
         """A lane of this order, whose positions count from its first unit.
@@ -326,6 +336,7 @@ class RecordedOrder(GroupSource):
 
     def close(self) -> None:
         self._ahead.close()
+        self._reader.forget()
         self._group = None
 
 
@@ -362,6 +373,9 @@ class _Window:
 
 _NO_WINDOW = _Window(None, None, {})
 
+#: A group of a segment, and its units.
+_Counted: TypeAlias = tuple[StoredSegment, Span, int]
+
 
 class WindowedOrder(GroupSource):
     """Permutes windows of row groups, and units within each window: `rlio.query.order.WindowOrder`."""
@@ -370,7 +384,7 @@ class WindowedOrder(GroupSource):
 
     def __init__(self, groups: Groups, *, seed: int) -> None:
         super().__init__(groups)
-        self._groups: list[tuple[StoredSegment, Span, int]] = []
+        self._groups: list[_Counted] = []
         for segment, found in self._survey():
             self._groups += [(segment, span, units) for span, units in found if units]
         self._order = self._order_of(seed)
@@ -400,6 +414,7 @@ class WindowedOrder(GroupSource):
 
     def rewind(self) -> None:
         self._current = self._reached = None
+        self._reader.forget()
 
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are copies, or parts of one."""
@@ -449,29 +464,25 @@ class WindowedOrder(GroupSource):
         """Make ``window`` the current one, and announce the next one to the background thread."""
         if self._current == (epoch, window.index):
             return
-        self._window = self._ahead.get(self._key(epoch, window))
+        self._window = self._ahead.get((epoch, window))
         self._rows, self._block = self._order.rows_in(epoch, window), (0, SampleBatch())
         self._current = (epoch, window.index)
         following = self._following(epoch, window)
         if following is not None:
             self._ahead.announce(following)
 
-    def _key(self, epoch: int, window: WindowRef) -> Any:
-        """What `_runs_of` needs to know of a window."""
-        return window.index
-
-    def _following(self, epoch: int, window: WindowRef) -> Any:
-        """The key of the window after ``window``; None if it is the same, or there is none."""
+    def _following(self, epoch: int, window: WindowRef) -> tuple[int, WindowRef] | None:
+        """The window after ``window``, and its epoch; None if it is the same, or there is none."""
         last = window.stop_position == self.total
         following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
-        return following.index if following.index != window.index else None
+        return (epoch + last, following) if following.index != window.index else None
 
-    def _load(self, key: Any) -> _Window:
+    def _load(self, wanted: tuple[int, WindowRef]) -> _Window:
         parts: list[Folded] = []
         place: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for units, folded in self._runs_of(key):
+        for units, folded in self._runs_of(*wanted):
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -486,14 +497,34 @@ class WindowedOrder(GroupSource):
         places = np.concatenate(place)
         return _Window(joined, places if (places < 0).any() else None, numbers)
 
-    def _runs_of(self, key: Any) -> Iterator[tuple[int, Folded | None]]:
+    def _runs_of(self, epoch: int, window: WindowRef) -> Iterator[tuple[int, Folded | None]]:
         """What is read together of a window: the number of its units, and the units; None: they are lost."""
-        groups = self._order.groups_of(key)
-        for segment, found in groupby(self._groups[groups.start : groups.stop], itemgetter(0)):
+        for segment, found in self._segments_of(window):
+            self._reader.expect(segment, partial(self._coming, epoch, window, segment))
             units = {span: count for _, span, count in found}
             for spans, folded in self._reader.runs(segment, list(units)):
                 passed = None if folded is None else self._passed(segment, spans, folded)
                 yield sum(units[span] for span in spans), passed
+
+    def _segments_of(self, window: WindowRef) -> Iterator[tuple[StoredSegment, Iterator[_Counted]]]:
+        return groupby(self._groups[window.groups.start : window.groups.stop], itemgetter(0))
+
+    def _coming(
+        self, epoch: int, window: WindowRef, segment: StoredSegment
+    ) -> Iterator[tuple[StoredSegment, range | None]]:
+        """What is read in an epoch from a segment of a window on; see `SpanReader.expect`."""
+        begun = False
+        while True:
+            for own, found in self._segments_of(window):
+                begun = begun or own == segment
+                if not begun:
+                    continue
+                spans = [span for _, span, _ in found]
+                is_whole = sum(len(span.rows) for span in spans) == own.rows
+                yield own, None if is_whole else range(spans[0].group, spans[-1].group + 1)
+            if window.stop_position == self.total:
+                return
+            window = self._order.window_at(epoch, window.stop_position)
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]
@@ -501,6 +532,7 @@ class WindowedOrder(GroupSource):
 
     def close(self) -> None:
         self._ahead.close()
+        self._reader.forget()
         self._window, self._block = _NO_WINDOW, (0, SampleBatch())
         self._current = None
 

@@ -10,8 +10,9 @@ import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -90,18 +91,30 @@ class LanedOrder(WindowedOrder):
     def reseed(self, seed: int) -> None:
         self._seed = seed
 
-    def _key(self, epoch: int, window: WindowRef) -> Any:
-        return epoch, window
-
-    def _following(self, epoch: int, window: WindowRef) -> Any:
+    def _following(self, epoch: int, window: WindowRef) -> tuple[int, WindowRef] | None:
         if not self._reads_ahead or window.stop_position == len(self._order):
             return None
         return epoch, self._order.window_at(epoch, window.stop_position)
 
-    def _runs_of(self, key: Any) -> Iterator[tuple[int, Folded | None]]:
-        for piece in self._order.pieces(*key):
+    def _pieces_coming(
+        self, epoch: int, window: WindowRef, place: int
+    ) -> Iterator[tuple[StoredSegment, range | None]]:
+        """What is read from a piece of a window on; see `SpanReader.expect`. Of parts, only the footers."""
+        while True:
+            for piece in self._order.pieces(epoch, window)[place:]:
+                segment, begin, units = self._stretches[piece.stretch]
+                is_whole = begin == piece.start == 0 and piece.stop == units == segment.rows
+                yield segment, None if is_whole and self.by_row else range(0)
+            if not self._reads_ahead or window.stop_position == len(self._order):
+                return
+            window, place = self._order.window_at(epoch, window.stop_position), 0
+
+    def _runs_of(self, epoch: int, window: WindowRef) -> Iterator[tuple[int, Folded | None]]:
+        for place, piece in enumerate(self._order.pieces(epoch, window)):
             segment, begin, _ = self._stretches[piece.stretch]
             start, stop = begin + piece.start, begin + piece.stop
+            if self._reads_ahead and segment != self._opened[0]:
+                self._reader.expect(segment, partial(self._pieces_coming, epoch, window, place))
             spans, starts = self._spans_in(segment)
             low, high = bisect_right(starts, start) - 1, bisect_left(starts, stop)
             if high > len(spans):

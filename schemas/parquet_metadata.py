@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import Limits
 
-__all__ = ["ARROW_SCHEMA", "MAGIC", "read_footer", "read_metadata"]
+__all__ = ["ARROW_SCHEMA", "FOOTER_BYTES", "MAGIC", "read_footer", "read_metadata"]
 
 #: The bytes at the beginning and the end of a Parquet file.
 MAGIC: Final = b"PAR1"
@@ -25,8 +25,8 @@ _ENCRYPTED: Final = b"PARE"
 #: The key that replaces Arrow's key for its schema in a footer; it has the same length.
 ARROW_SCHEMA: Final = b"rlio--hidden"
 _ARROWS_KEY: Final = b"ARROW:schema"
-# Bytes at the end that are read at once: most footers are shorter.
-_TAIL: Final = 64 << 10
+#: Bytes at the end that are read at once: most footers are shorter.
+FOOTER_BYTES: Final = 64 << 10
 # A list takes two levels, and its values a third.
 _LEVELS_PER_NESTING: Final = 3
 
@@ -75,7 +75,7 @@ def read_footer(fetch: Callable[[int, int], bytes], size: int, *, limits: Limits
         CorruptData: It is not a Parquet file, or cut off.
         UnsafeData: The file is encrypted, or its footer exceeds ``limits``.
     """
-    tail = fetch(max(0, size - _TAIL), size)
+    tail = fetch(max(0, size - FOOTER_BYTES), size)
     if tail[-4:] == _ENCRYPTED:
         raise UnsafeData("an encrypted Parquet file: decrypt it first")
     length = int.from_bytes(tail[-8:-4], "little") + 8

@@ -31,6 +31,7 @@ PARTS = {
     "episodes": "episodes",
     "growth": "growth",
     "live": "live",
+    "s3": "s3",
 }
 
 

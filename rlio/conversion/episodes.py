@@ -461,8 +461,7 @@ def _may_keep(options: Mapping[str, Any], schemas: Iterable[Schema]) -> bool:
 
 def _groups_of(source: Source) -> Iterator[Batch]:
     """All rows of a source, in order, one group at a time."""
-    for segment in source.segments:
-        opened = source.open_segment(segment)
+    for segment, opened in source.opened_in_turn(source.segments):
         start = 0
         for index, count in enumerate(opened.rows):
             first, stop = max(segment.skip - start, 0), min(segment.skip + segment.rows - start, count)

@@ -350,8 +350,9 @@ class PartReader:
             reader = SpanReader(dataset, options, counting_of(dataset, options.columns), given_up=given_up)
             search = reader.with_options(searched, counting_of(dataset, searched.columns))
             try:
-                for segment in dataset.segments:
-                    for span in reader.spans(segment):
+                footers = self.plan.row_filter is not None  # It may rule groups out.
+                for segment, spans in reader.in_turn(dataset.segments, footers=footers):
+                    for span in spans:
                         chosen = _passing(self.plan, search, segment, span)
                         yield from _of_span(self.plan, reader, segment, span, chosen)
                         cursor = span.end

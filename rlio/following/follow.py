@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from rlio.batch import Batch, MultiAgentBatch, concat_samples, count_units, split_units
@@ -65,6 +66,8 @@ logger: logging.Logger = logging.getLogger("rlio")
 _ORDER = ["follow", 1]
 # The least pause between two listings, in durations of a listing: 10^5 shards take a second of CPU time.
 _LISTINGS_APART = 10
+# Segments that are looked at for requests side by side.
+_COMING = 64
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,8 @@ class FollowPass:
         # (until, served) of a chunk that must be decoded again, after a loaded state or a step back.
         self._pending: tuple[int, int] | None = None
         self._queue: deque[Segment] = deque()
+        # The first segments of the queue when a group was announced, for the thread that decodes it.
+        self._coming: tuple[Segment, ...] = ()
         # The current segment, its live groups, and how many of them are taken.
         self._current: tuple[Segment, list[Span], int] | None = None
         #: The last listing.
@@ -391,6 +396,8 @@ class FollowPass:
             self._current = None
             return None
         segment, index = key
+        if not self._coming:
+            self._coming = tuple(islice(self._queue, _COMING))
         try:
             spans, batch = self._ahead.get(key)
         except SegmentGone as gone:
@@ -402,6 +409,7 @@ class FollowPass:
         self._current = (segment, spans, index + 1)
         following = self._next_key()
         if following is not None:
+            self._coming = tuple(islice(self._queue, _COMING))
             self._ahead.announce(following)
         return self._enter(segment.ref.writer, spans[index], batch)
 
@@ -431,7 +439,8 @@ class FollowPass:
         """Decode a row group of a segment; usually runs in the background."""
         segment, index = key
         if self._spans_of is None or self._spans_of[0] != segment:
-            self._spans_of = (segment, self._segments.spans(segment))
+            coming = self._coming if segment in self._coming[:1] else (segment, *self._coming)
+            self._spans_of = (segment, self._segments.spans_at(coming, 0))
         spans = self._spans_of[1]
         return _Decoded(spans, self._segments.read_folded(segment, spans[index]))
 
@@ -439,7 +448,10 @@ class FollowPass:
         """Drop the listing, so the next call lists again."""
         self._queue.clear()
         self._current = self._spans_of = None
+        self._coming = ()
         self._ahead.forget()
+        if self._reader is not None:
+            self._reader.forget()
 
     # ---- listings ----
 
@@ -707,3 +719,5 @@ class FollowPass:
         self._closing.set()
         self._ahead.close()
         self._chunk = None
+        if self._reader is not None:
+            self._reader.forget()

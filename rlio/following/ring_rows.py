@@ -93,10 +93,10 @@ def reread(
             given_up=gone.given_up,
         )
         try:
-            for segment in dataset.segments:
-                for span in reader.spans(segment):
+            for segment, spans in reader.in_turn(dataset.segments):
+                for span in spans:
                     batch = reader.read(segment, span)
-                    writer = segment.ref.writer
+                    writer = segment.writer
                     if batch is not None:
                         yield Taken(batch, writer, span.first)
                     wanted[writer] = range(span.end, wanted[writer].stop)

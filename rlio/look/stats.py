@@ -404,8 +404,8 @@ def _batches(reader: SpanReader, policy: str | None) -> Iterator[SampleBatch]:
     for where, rows in source.lost_rows():
         logger.warning("skipped %d rows of %s, which are missing: %s", rows, source.uri, where)
     most = max(1, _PART_BYTES // max((schema.row_bytes for schema in source.schemas.values()), default=1))
-    for segment in source.segments:
-        for span in reader.spans(segment):
+    for segment, spans in reader.in_turn(source.segments):
+        for span in spans:
             folded = reader.read_folded(segment, span)
             for part in () if folded is None else folded.parts(most):
                 batch = unfold([part])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -46,6 +46,7 @@ from rlio.maintenance.shard_scan import Rows, ShardScan, UnknownSchema
 from rlio.maintenance.time_check import TimeCheck
 from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
+from rlio.source.shards import ranges_of
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice
 from rlio.support.progress import Progress, silent
@@ -152,6 +153,11 @@ class Inspection:
         self.schemas = read_schema_files(self.storage, self.findings)
         self.quarantined = check_strays(self.storage, self.listing, self.findings)
         self.torn = self.listing.torn()
+        plan, groups = self.storage.plan(), range(0) if self.level == "quick" else None
+        if plan is not None:
+            plan.expect(
+                wanted for ref in self._read_refs() for wanted in ranges_of(self.storage, ref, None, groups)
+            )
         with self.progress("verify", self._bytes()) as advance:
             ledger = {writer: self._writer(writer, advance) for writer in self._writers()}
         self._tell_lacking_schemas()
@@ -169,6 +175,13 @@ class Inspection:
 
     def _writers(self) -> list[str]:
         return sorted({*self.listing.writers, *self.listing.trimmed, *self.torn})
+
+    def _read_refs(self) -> Iterator[ShardRef]:
+        """The shards that are read, in order; quickly, no JSON shard."""
+        for writer in self._writers():
+            for ref in self.listing.shards.get(writer, []):
+                if self.level == "full" or ref.name.suffix == "parquet":
+                    yield ref
 
     def _bytes(self) -> int:
         return sum(ref.name.size for refs in self.listing.shards.values() for ref in refs)

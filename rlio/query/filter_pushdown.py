@@ -172,8 +172,8 @@ def matches(
     gone = set() if given_up is None else given_up
     reader = SpanReader(source, options, counting, given_up=gone, damage=damage)
     start = 0
-    for segment in source.segments:
-        at, lost, spans = start, 0, reader.spans(segment)
+    for segment, spans in reader.in_turn(source.segments, footers=True):
+        at, lost = start, 0
         parts: list[Rows] = []
         for span in spans:
             found = passing(reader, segment, span, row_filter, policies[0])

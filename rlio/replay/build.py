@@ -120,8 +120,8 @@ def batches_of(reader: SpanReader, segments: Sequence[StoredSegment]) -> Iterato
     that the store keeps of it.
     """
     most = own_size(reader.source)
-    for segment in segments:
-        for spans, folded in reader.runs(segment, reader.spans(segment)):
+    for segment, found in reader.in_turn(segments):
+        for spans, folded in reader.runs(segment, found):
             if folded is None:
                 yield Decoded(segment, None, len(spans[0].rows))
             else:

@@ -25,6 +25,7 @@ from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.streams import Streams
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo, OpenSegment, Source, StoredSegment
+from rlio.storage.parallel import Plan, Range
 
 __all__ = ["JoinedRoots", "Snapshots"]
 
@@ -131,6 +132,17 @@ class JoinedRoots(Source):
         assert isinstance(segment, _Part)
         segment.root.keeps_pictures = self.keeps_pictures
         return segment.root.open_segment(segment.segment)
+
+    def plan(self) -> Plan | None:
+        """See `Source.plan`."""
+        return next((plan for root in self.roots if (plan := root.plan()) is not None), None)
+
+    def ranges(
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+    ) -> Sequence[Range]:
+        """See `Source.ranges`."""
+        assert isinstance(segment, _Part)
+        return segment.root.ranges(segment.segment, opened, groups)
 
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`."""

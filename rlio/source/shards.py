@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.catalog.listing import ShardRef
@@ -18,14 +18,20 @@ from rlio.errors import CorruptData
 from rlio.schemas.batches import pictures_decoded, to_folded
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.json_lines import SchemaLookup
+from rlio.schemas.parquet_metadata import FOOTER_BYTES
 from rlio.schemas.shard_file import ShardFile
 from rlio.schemas.streams import Streams
 from rlio.source.json_shard import JsonShard, schema_lookup
 from rlio.source.source import OpenSegment
 from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
+from rlio.storage.parallel import Range
 
-__all__ = ["OpenShard", "ParquetShard", "open_shard"]
+__all__ = ["OpenShard", "ParquetShard", "open_shard", "ranges_of"]
+
+# A shard up to this size is fetched in one request with all of its row groups: its bytes take as long as the
+# way there and back that another request would cost.
+_WHOLE_BYTES: Final = 4 << 20
 
 
 class OpenShard(OpenSegment, Protocol):
@@ -129,3 +135,19 @@ def open_shard(
         return ParquetShard(storage, ref, keeps_pictures=keeps_pictures, videos=videos)
     schemas = schemas or schema_lookup(storage)
     return JsonShard(storage, ref, schemas, keeps_pictures=keeps_pictures, videos=videos)
+
+
+def ranges_of(
+    storage: Storage, ref: ShardRef, opened: OpenSegment | None, groups: range | None
+) -> Sequence[Range]:
+    """See `Source.ranges`. A small shard whose groups are all read is one range."""
+    path, size = ref.path, ref.name.size
+    if ref.name.suffix != "parquet":  # It is read as a whole, to the byte after its last; and kept.
+        return [Range(storage, path, 0, size + 1)] if opened is None and size <= _WHOLE_BYTES else ()
+    if groups is None and size <= _WHOLE_BYTES:
+        return [Range(storage, path, 0, size)]
+    if opened is None:
+        return [Range(storage, path, max(0, size - FOOTER_BYTES), size)]
+    assert isinstance(opened, ShardFile)
+    wanted = opened.groups if groups is None else opened.groups[groups.start : groups.stop]
+    return [Range(storage, path, info.start, info.stop) for info in wanted]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeAlias, cast
 
@@ -25,10 +25,11 @@ from rlio.schemas.shown import leaf_table
 from rlio.schemas.streams import Streams
 from rlio.source.json_shard import schema_lookup
 from rlio.source.live_streams import exact_streams, live_streams
-from rlio.source.shards import OpenShard, open_shard
+from rlio.source.shards import OpenShard, open_shard, ranges_of
 from rlio.source.source import EpisodeInfo, HoleCheck, OpenSegment, Source, StoredSegment
 from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
+from rlio.storage.parallel import Plan, Range
 from rlio.support.clock import utc_time
 from rlio.support.described import Described
 from rlio.support.forks import cached_property
@@ -270,6 +271,19 @@ class DatasetSnapshot(Described, Source):
         assert isinstance(segment, Segment)
         return self.open_shard(segment)
 
+    def plan(self) -> Plan | None:
+        """See `Source.plan`."""
+        return self.storage.plan()
+
+    def ranges(
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+    ) -> Sequence[Range]:
+        """See `Source.ranges`."""
+        assert isinstance(segment, Segment)
+        if self.storage.at_once == 1:  # Of several roots, one may be local.
+            return ()
+        return ranges_of(self.storage, segment.ref, opened, groups)
+
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`: from the table in the footer of the shard, if all of its rows are live."""
         assert isinstance(segment, Segment)
@@ -290,8 +304,9 @@ class DatasetSnapshot(Described, Source):
         Reads the footers, and the rows of shards of which a part was trimmed. An episode that spans two
         shards appears in both; `Dataset.episodes` has it once.
         """
-        for segment in self.segments:
-            table = live_streams(self.open_shard(segment), segment)
+        for each, opened in self.opened_in_turn(self.segments, footers=True):
+            segment = cast(Segment, each)
+            table = live_streams(cast(OpenShard, opened), segment)
             for *values, writer, began, written, version in zip(*vars(table).values(), strict=True):
                 # In a shard of merged writers, the table names the writer of the episode.
                 named = segment.ref.writer if writer is None else writer

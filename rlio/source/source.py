@@ -28,6 +28,7 @@ from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.spaces import space_from_json
 from rlio.schemas.streams import Streams
 from rlio.source.row_streams import read_streams, without_rewards
+from rlio.storage.parallel import Plan, Range
 
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
@@ -96,6 +97,32 @@ class Source(ABC):
             CorruptData: It is damaged as a whole.
             DataNotFound: It is missing.
         """
+
+    def plan(self) -> Plan | None:
+        """A plan for one reader of segments: see `ranges`. None: requests side by side save nothing."""
+        return None
+
+    def opened_in_turn(
+        self, segments: Sequence[StoredSegment], *, footers: bool = False
+    ) -> Iterator[tuple[StoredSegment, OpenSegment]]:
+        """Segments that are opened and read one after the other; ``footers``: their rows are not read."""
+        plan, groups = self.plan(), range(0) if footers else None
+        if plan is not None:
+            plan.expect(wanted for segment in segments for wanted in self.ranges(segment, None, groups))
+        for segment in segments:
+            yield segment, self.open_segment(segment)
+
+    def ranges(
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+    ) -> Sequence[Range]:
+        """What will be fetched to open a segment, or for some of its groups once it is opened; see `plan`.
+
+        Args:
+            segment: One of `segments`.
+            opened: The opened segment; None: it is not open.
+            groups: The groups; None: all; empty: it is only opened.
+        """
+        return ()
 
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from rlio.batch import Batch, count_units
@@ -22,6 +22,7 @@ from rlio.source.damage import Damage
 from rlio.source.selection import Counting, GroupOptions
 from rlio.source.source import OpenSegment, Source, StoredSegment
 from rlio.storage.open_files import OpenFiles
+from rlio.storage.parallel import Range
 
 __all__ = ["GoneSegments", "SegmentGone", "Span", "SpanReader"]
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 # The footers of this many segments stay parsed; a window of groups seldom spans more.
 _OPEN_SEGMENTS = 16
+# Segments that are looked at for requests side by side.
+_LOOKED_AT = 256
 # Up to so many rows, and bytes, short groups are read as one: each costs as much as some hundred rows.
 _RUN_ROWS = 4096
 _RUN_BYTES = 4 << 20
@@ -159,12 +162,60 @@ class SpanReader:
         self.damage: Damage = damage or Damage()
         self._open: OpenFiles[str, OpenSegment] = OpenFiles(_OPEN_SEGMENTS)
         self._damaged: set[tuple[str, int]] = set()
+        self._plan = source.plan()
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SpanReader:
         """Return a reader of other columns that shares the open segments, so each footer is read once."""
         other = SpanReader(self.source, options, counting, given_up=self._given_up, damage=self.damage)
-        other._open = self._open
+        other._open, other._plan = self._open, self._plan
         return other
+
+    def expect(
+        self, segment: StoredSegment, coming: Callable[[], Iterable[tuple[StoredSegment, range | None]]]
+    ) -> None:
+        """Open a segment; requests are made side by side for what is read from there on.
+
+        Args:
+            segment: The segment.
+            coming: Gives what is read next, in order, beginning with the segment: segments, each with the
+                groups that are read; None: all; empty: it is only opened.
+
+        Raises:
+            SegmentGone: The segment is missing.
+        """
+        if self._plan is not None:
+            self._plan.expect(self._ranges(coming()))
+            if self.open(segment) is not None:  # The places of its groups are known now.
+                self._plan.expect(self._ranges(coming()))
+
+    def _ranges(self, coming: Iterable[tuple[StoredSegment, range | None]]) -> Iterator[Range]:
+        source, opened = self.source, self._open  # The plan must not refer to this reader, which has it.
+        return (
+            wanted
+            for segment, groups in islice(coming, _LOOKED_AT)
+            for wanted in source.ranges(segment, opened.peek(segment.path), groups)
+        )
+
+    def in_turn(
+        self, segments: Sequence[StoredSegment], *, footers: bool = False
+    ) -> Iterator[tuple[StoredSegment, list[Span]]]:
+        """Segments that are read one after the other, with their `spans`; ``footers``: only opened."""
+        for number, segment in enumerate(segments):
+            yield segment, self.spans_at(segments, number, footers=footers)
+
+    def spans_at(
+        self, segments: Sequence[StoredSegment], number: int, *, footers: bool = False
+    ) -> list[Span]:
+        """The `spans` of one of several segments, which are read in order from there on; see `in_turn`."""
+        groups = range(0) if footers else None
+        numbers = range(number, len(segments))
+        self.expect(segments[number], lambda: ((segments[n], groups) for n in numbers))
+        return self.spans(segments[number])
+
+    def forget(self) -> None:
+        """Drop what was requested: what is read next is requested again."""
+        if self._plan is not None:
+            self._plan.forget()
 
     def open(self, segment: StoredSegment) -> OpenSegment | None:
         """Open a segment; None if it is damaged as a whole, which is then counted.

@@ -23,6 +23,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from rlio.storage.parallel import REQUESTS
+
 __all__ = ["CONNECTING", "Clients", "protocols_of", "within"]
 
 T = TypeVar("T")
@@ -101,6 +103,11 @@ class Clients:
                 self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
             self._pid = os.getpid()
         return self._fs
+
+    @property
+    def at_once(self) -> int:
+        """How many calls to make side by side; 1: this process answers them itself."""
+        return 1 if self._in_process else _MAX_IDLE if self._connecting else REQUESTS
 
     def call(self, operation: str, *args: Any, size: int = 0, patience: float = 1, **keywords: Any) -> Any:
         """Call a method of the filesystem.

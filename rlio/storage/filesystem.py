@@ -20,6 +20,7 @@ import contextlib
 import logging
 import os
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
 from rlio.storage.near import did_you_mean_path
 from rlio.storage.others import OthersFolder
+from rlio.storage.parallel import Plan
 from rlio.storage.paths import (
     Entry,
     Location,
@@ -145,6 +147,8 @@ class Storage:
         self.limits: Limits = expected(limits, Limits, "limits")
         self._retry = Retry() if retry is None else retry
         self._bound = bound
+        # The plans of readers, which hold them.
+        self._plans: builtins.list[weakref.ref[Plan]] = []
         self._backend: LocalFolder | RemoteFolder
         if location.fs is not None:
             self._backend = RemoteFolder(location.fs, location.path, timeout=timeout)
@@ -211,6 +215,9 @@ class Storage:
         """The folder ``root`` of an fsspec filesystem object; messages call it ``uri``."""
         return cls(locate_on(fs, root, uri=uri), sync=sync, retry=retry, timeout=timeout, limits=limits)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_plans": []}
+
     def below(self, folder: str) -> Self:
         """The folder ``folder`` below this one, as a root of its own.
 
@@ -256,6 +263,22 @@ class Storage:
     def is_local(self) -> bool:
         """Whether the folder is on a local filesystem, with real files that can be mapped."""
         return self._location.fs is None
+
+    @property
+    def at_once(self) -> int:
+        """How many requests to make side by side; 1 where a request takes no time on its way."""
+        return self._backend.at_once if isinstance(self._backend, RemoteFolder) else 1
+
+    def plan(self) -> Plan | None:
+        """A plan for one reader, who holds it. None: requests side by side save nothing here."""
+        if self.at_once == 1:
+            return None
+        return Plan()
+
+    def hold(self, plan: Plan) -> None:
+        """Answer reads from a plan that has ranges of this folder."""
+        if plan not in [known() for known in self._plans]:
+            self._plans.append(weakref.ref(plan, self._plans.remove))
 
     @property
     def is_file(self) -> bool:
@@ -472,6 +495,16 @@ class Storage:
     # ---- inside ----
 
     def _read(self, path: str, start: int, stop: int | None) -> bytes:
+        if self._plans and stop is not None:
+            for known in tuple(self._plans):
+                plan = known()
+                data = None if plan is None else plan.take(self, path, start, stop)
+                if data is not None:
+                    return data
+        return self.fetch(path, start, stop)
+
+    def fetch(self, path: str, start: int, stop: int | None) -> bytes:
+        """`read_range` without plans: a request. None: up to the end."""
         check_path(path, uri=self.uri)
         try:
             return self._attempt(path, lambda: self._backend.read(path, start, stop), absent=_ABSENT)

@@ -40,6 +40,10 @@ class OpenFiles(Generic[K, T]):
             self._open.move_to_end(key)
         return self._open.get(key)
 
+    def peek(self, key: K) -> T | None:
+        """`get`, without a use of the file. For any thread."""
+        return self._open.get(key)
+
     def add(self, key: K, file: T) -> T:
         """Keep a file open; closes the least recently used file if there are too many."""
         self._open[key] = file

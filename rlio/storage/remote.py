@@ -81,6 +81,11 @@ class RemoteFolder:
         return self._clients.fs
 
     @property
+    def at_once(self) -> int:
+        """How many requests to make side by side."""
+        return self._clients.at_once
+
+    @property
     def lists_flat(self) -> bool:
         """Whether the filesystem itself lists a whole tree, in few requests."""
         from fsspec import AbstractFileSystem

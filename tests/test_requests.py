@@ -1,0 +1,424 @@
+"""Requests side by side: rows, order and errors are those of requests one after the other."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+import uuid
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from crash_child import fork, wait_for
+from fsspec.implementations.memory import MemoryFileSystem
+from further import further
+
+from rlio import (
+    DatasetReader,
+    FollowReader,
+    JsonWriter,
+    ParquetWriter,
+    ReplayStore,
+    Roll,
+    SampleBatch,
+)
+from rlio.errors import CorruptData, EndOfData, StoreError
+from rlio.maintenance import compact
+from rlio.storage.filesystem import Retry, Storage
+from rlio.storage.parallel import REQUESTS, Plan, Range, each
+from rlio.testing import FaultyFileSystem
+from rlio.testing.filesystem import Call, Fault
+
+DEADLINE = 60.0
+ROWS = 7
+SHARDS = 24
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that fail have URLs, and nobody waits between two attempts."""
+    fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+    monkeypatch.setattr(Retry, "wait", lambda self, attempt, path: None)
+
+
+def root_of(path: str) -> str:
+    return f"faulty:///{path}"
+
+
+def options(choose: Callable[[Call], Fault | None], **more: Any) -> dict[str, Any]:
+    return {"target": MemoryFileSystem(), "choose": choose, "delay": 0.002, **more}
+
+
+def no_fault(call: Call) -> Fault | None:
+    return None
+
+
+def reads_shard(call: Call) -> bool:
+    """Whether it fetches bytes of a shard: a range, or from the first byte on."""
+    return call.operation in ("cat_file", "open") and "/data/" in call.path
+
+
+def record(*, json: bool = False, shards: int = SHARDS, width: int = 3) -> str:
+    """A data set of two writers in memory: row t of a writer has t in all columns."""
+    path = f"{uuid.uuid4().hex}/run"
+    kind = JsonWriter if json else ParquetWriter
+    for index in range(2):
+        roll = Roll(max_rows=ROWS, max_seconds=None)
+        with kind(f"memory://{path}", roll=roll, writer_id=f"w{index:05d}-00000000") as writer:
+            for number in range(shards // 2):
+                t = np.arange(number * ROWS, (number + 1) * ROWS)
+                obs = np.random.default_rng(number).random((ROWS, width))
+                writer.write(SampleBatch(t=t, who=np.full(ROWS, index), obs=obs))
+    return path
+
+
+def numbers_of(batch: Any) -> list[tuple[int, int]]:
+    return list(zip(batch["who"].tolist(), batch["t"].tolist(), strict=True))
+
+
+def read_through(reader: Any) -> list[tuple[int, int]]:
+    """Every row; a call that failed because the store did is made again."""
+    rows: list[tuple[int, int]] = []
+    for _ in range(10_000):
+        try:
+            rows += numbers_of(reader.sample())
+        except StoreError:
+            continue
+        except EndOfData:
+            return rows
+    raise AssertionError("no end")
+
+
+def opened(kind: str, path: str, given: dict[str, Any]) -> Any:
+    if kind == "follow":
+        return FollowReader(root_of(path), batch_size=5, idle_timeout=0, storage_options=given)
+    how: dict[str, Any] = {"shuffle": False} if kind == "in order" else {"shuffle": True, "seed": 3}
+    return DatasetReader(root_of(path), batch_size=5, epochs=2, cache="none", storage_options=given, **how)
+
+
+def faults(seed: int) -> Callable[[Call], Fault | None]:
+    """Some requests for bytes of shards fail, before or after the store did them, or are late."""
+    draw, lock = random.Random(seed), threading.Lock()
+    share = draw.choice((0.0, 0.02, 0.2, 0.6))
+
+    def choose(call: Call) -> Fault | None:
+        if not reads_shard(call):
+            return None
+        with lock:
+            return draw.choice(("before", "after", "slow", "torn")) if draw.random() < share else None
+
+    return choose
+
+
+@pytest.mark.parametrize("seeds", [range(2), *further(*(range(n, n + 31) for n in range(2, 250, 31)))])
+@pytest.mark.parametrize("kind", ["in order", "shuffled", "follow", "store"])
+def test_requests_that_fail_or_are_late_change_no_row_and_no_order(
+    kind: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, json = record(), record(json=True)
+    expected: dict[Any, list[tuple[int, int]]] = {}
+    for seed in seeds:
+        # Shards that are fetched whole, or footer and row groups by themselves.
+        monkeypatch.setattr("rlio.source.shards._WHOLE_BYTES", 1 << 22 if seed % 2 else 0)
+        root = json if seed % 5 == 4 else path
+        # Opening reads footers, and raises; so faults begin later.
+        switch: list[Callable[[Call], Fault | None]] = [no_fault]
+        given = options(lambda call: switch[-1](call))  # noqa: B023
+        if kind == "store":
+            assert _rows_of_store(root, given, switch, seed) == SHARDS * ROWS
+            continue
+        with opened(kind, root, given) as reader:
+            switch.append(faults(seed))
+            rows = read_through(reader)
+        if (root, kind) not in expected:
+            with opened(kind, root, options(no_fault)) as reader:
+                expected[root, kind] = read_through(reader)
+        assert rows == expected[root, kind]
+
+
+def _rows_of_store(
+    root: str, given: dict[str, Any], switch: list[Callable[[Call], Fault | None]], seed: int
+) -> int:
+    switch.append(faults(seed))
+    for _ in range(1000):
+        try:
+            with ReplayStore.open(root_of(root), progress=False, storage_options=given) as store:
+                return len(store)
+        except StoreError:
+            continue
+    raise AssertionError("no store")
+
+
+def test_a_request_that_answers_after_its_time_is_made_again_and_answers_once() -> None:
+    path, late = record(shards=8), itertools.count()
+
+    def choose(call: Call) -> Fault | None:
+        return "slow" if reads_shard(call) and next(late) % 5 == 1 else None
+
+    given = options(choose, delay=1.0)
+    with opened("in order", path, {**given, "rlio_timeout": 0.25}) as reader:
+        rows = read_through(reader)
+    with opened("in order", path, options(no_fault)) as reader:
+        assert rows == read_through(reader)
+
+
+def test_a_damaged_shard_that_is_mended_is_read_by_the_next_call() -> None:
+    path = record()
+    shard = sorted(name for name in MemoryFileSystem.store if path in name and "/data/" in name)[2]
+    intact = MemoryFileSystem.store[shard].getvalue()
+    MemoryFileSystem().pipe_file(shard, bytes([intact[0] ^ 1, *intact[1:]])[:4] + b"?" * 40 + intact[44:])
+    with opened("in order", path, options(no_fault)) as reader:
+        rows: list[tuple[int, int]] = []
+        with pytest.raises(CorruptData):  # noqa: PT012
+            while True:
+                rows += numbers_of(reader.sample())
+        MemoryFileSystem().pipe_file(shard, intact)
+        rows += read_through(reader)
+    with opened("in order", path, options(no_fault)) as reader:
+        assert rows == read_through(reader)
+
+
+@pytest.mark.parametrize("kind", ["in order", "follow"])
+def test_shards_that_are_compacted_away_meanwhile_are_read_where_their_rows_are(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record()
+    with opened(kind, path, options(no_fault)) as reader:
+        expected = read_through(reader)
+    monkeypatch.setattr("rlio.storage.parallel._RANGES", 2)
+    with opened(kind, path, options(no_fault)) as reader:
+        rows = numbers_of(reader.sample())
+        small = [name for name in MemoryFileSystem.store if path in name and "/data/" in name]
+        compact(f"memory://{path}")
+        assert len([name for name in MemoryFileSystem.store if path in name and "/data/" in name]) > len(
+            small
+        )
+        for name in small:
+            if name.endswith(".parquet"):
+                del MemoryFileSystem.store[name]
+        assert rows + read_through(reader) == expected
+
+
+def request_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rlio-requests"]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["in order", *further("shuffled", "follow")])
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_reader_that_is_left_in_the_middle_keeps_no_thread_and_no_memory(kind: str, closes: bool) -> None:
+    path = record(width=4000)
+    read_some(kind, path, closes=True)  # Imports, and what is remembered of schemas.
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        read_some(kind, path, closes=closes)
+        gc.collect()
+        wait_until(lambda: not request_threads())
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 1 << 19  # A shard has 220 KB.
+    finally:
+        tracemalloc.stop()
+
+
+def read_some(kind: str, path: str, *, closes: bool) -> None:
+    reader = opened(kind, path, options(no_fault))
+    reader.sample()
+    assert request_threads()
+    if closes:
+        reader.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("kind", ["in order", *further("shuffled", "follow")])
+def test_a_forked_child_goes_on_with_requests_of_its_own(kind: str) -> None:
+    path = record()
+    with opened(kind, path, options(no_fault)) as reader:
+        everything = read_through(reader)
+    numbers = itertools.count()
+
+    def choose(call: Call) -> Fault | None:
+        late = reads_shard(call) and 4 < next(numbers) < 9
+        return "slow" if late and kind == "in order" else None  # These are under way at the fork.
+
+    with opened(kind, path, options(choose, delay=2.0)) as reader:
+        begun = numbers_of(reader.sample())
+
+        def act() -> None:
+            assert begun + read_through(reader) == everything
+
+        assert wait_for(fork(act), seconds=DEADLINE) == 0
+        assert begun + read_through(reader) == everything
+
+
+def test_close_does_not_wait_for_requests_that_nobody_needs() -> None:
+    path, hold = record(), threading.Event()
+    seen: list[str] = []
+
+    def choose(call: Call) -> Fault | None:
+        if reads_shard(call):
+            seen.append(call.path)
+            if len(set(seen)) > 3:
+                hold.wait(DEADLINE)
+        return None
+
+    try:
+        reader = opened("in order", path, options(choose))
+        reader.sample()
+        with ThreadPoolExecutor(1) as other:
+            other.submit(reader.close).result(DEADLINE / 2)
+    finally:
+        hold.set()
+
+
+def test_a_process_ends_although_requests_hang(tmp_path: Path) -> None:
+    """The threads of the pool do not keep the interpreter."""
+    program = (
+        "import threading\n"
+        "from rlio.storage.parallel import Plan, Range\n"
+        "class Hangs:\n"
+        "    at_once = 16\n"
+        "    def hold(self, plan): pass\n"
+        "    def fetch(self, path, start, stop): threading.Event().wait(600)\n"
+        "plan, storage = Plan(), Hangs()\n"
+        "plan.expect([Range(storage, 'a', 0, 1), Range(storage, 'b', 0, 1)])\n"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=DEADLINE, check=True, cwd=tmp_path)
+
+
+class Counted(Storage):
+    """A store that counts its requests; they wait for `go`."""
+
+    at_once = REQUESTS
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.lock = threading.Lock()
+        self.begun: list[str] = []
+        self.now = self.most = 0
+
+    def hold(self, plan: Plan) -> None:
+        pass
+
+    def fetch(self, path: str, start: int, stop: int | None) -> bytes:
+        with self.lock:
+            self.begun.append(path)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.go.wait(DEADLINE)
+        with self.lock:
+            self.now -= 1
+        return bytes(10)[start:stop]
+
+
+def test_at_most_16_requests_are_made_at_once_and_64_ahead() -> None:
+    store, plan = Counted(), Plan()
+    plan.expect(Range(store, str(number), 0, 10) for number in range(1000))
+    wait_until(lambda: store.now == REQUESTS)
+    store.go.set()
+    wait_until(lambda: len(store.begun) == 4 * REQUESTS and not store.now)
+    assert store.most == REQUESTS
+    assert plan.take(store, "0", 3, 5) == b"\0\0"
+    assert plan.take(store, "7", 0, 10) == bytes(10)  # Those before it are given up.
+    wait_until(lambda: len(store.begun) == 4 * REQUESTS + 7)
+    assert plan.take(store, "3", 0, 10) is None
+    assert plan.take(Counted(), "8", 0, 10) is None
+
+
+def test_a_plan_requests_no_more_bytes_than_it_may_hold() -> None:
+    store, plan = Counted(), Plan()
+    store.go.set()
+    plan.expect(Range(store, str(number), 0, 20 << 20) for number in range(50))
+    wait_until(lambda: len(store.begun) == 2)
+    plan.expect([Range(store, "large", 0, 1 << 40), Range(store, "next", 0, 1)])
+    wait_until(lambda: len(store.begun) == 3)
+    time.sleep(0.1)
+    assert sorted(store.begun) == ["0", "1", "large"]
+
+
+def test_a_request_that_failed_raises_once() -> None:
+    class Fails(Counted):
+        def fetch(self, path: str, start: int, stop: int | None) -> bytes:
+            raise StoreError("it fails")
+
+    store, plan = Fails(), Plan()
+    plan.expect([Range(store, "a", 0, 10), Range(store, "b", 0, 10)])
+    for path in "ab":
+        with pytest.raises(StoreError):
+            plan.take(store, path, 0, 10)
+        assert plan.take(store, path, 0, 10) is None  # It is read as without a plan.
+
+
+def test_a_plan_is_dropped_with_its_reader() -> None:
+    storage = Storage.on(FaultyFileSystem(MemoryFileSystem(), no_fault), "/nothing")
+    plan = storage.plan()
+    assert plan is not None
+    plan.expect([Range(storage, "a", 0, 1)])
+    assert len(storage._plans) == 1
+    known = weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert known() is None
+    assert not storage._plans
+
+
+def test_several_roots_are_requested_side_by_side_and_read_in_order() -> None:
+    paths = [record(shards=6), record(shards=4)]
+    seen: list[int] = []
+
+    def choose(call: Call) -> Fault | None:
+        seen.append(len(request_threads()))
+        return None
+
+    roots = list(map(root_of, paths))
+    with DatasetReader(
+        roots, batch_size=5, epochs=1, shuffle=False, cache="none", storage_options=options(choose)
+    ) as reader:
+        rows = read_through(reader)
+    both = []
+    for path in paths:
+        with DatasetReader(f"memory://{path}", epochs=1, shuffle=False, cache="none") as reader:
+            both += read_through(reader)
+    assert rows == both
+    assert max(seen) > 1
+
+
+def test_calls_within_the_pool_do_not_wait_for_each_other() -> None:
+    storage = Storage.on(FaultyFileSystem(MemoryFileSystem(), no_fault), "/nothing")
+
+    def outer(number: int) -> list[int]:
+        return list(each(storage, lambda inner: number * inner, range(40)))
+
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(lambda: list(each(storage, outer, range(40)))).result(DEADLINE)
+    assert found == [[number * inner for inner in range(40)] for number in range(40)]
+
+
+@pytest.mark.parametrize("uri", ["local", "memory://no-plans"])
+def test_a_local_disk_and_memory_have_no_plans_and_no_threads(uri: str, tmp_path: Path) -> None:
+    root = str(tmp_path / "run") if uri == "local" else f"memory://{uuid.uuid4().hex}"
+    wait_until(lambda: not request_threads())
+    with ParquetWriter(root, roll=Roll(max_rows=10, max_seconds=None)) as writer:
+        writer.write(SampleBatch(t=np.arange(100)))
+    assert Storage.open(root).plan() is None
+    with DatasetReader(root, epochs=1, shuffle=False, cache="none") as reader:
+        assert sum(map(len, reader)) == 100
+        assert not request_threads()
