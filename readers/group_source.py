@@ -281,6 +281,10 @@ class RecordedOrder(GroupSource):
         position, in_turn = wanted
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
+        if in_turn and self._matches is None and position == self._starts[number]:
+            joined = self._reader.read_joined(self._segments, number)
+            if joined is not None:
+                return _Group(position, self._starts[number + len(joined[0])], joined[1])
         if self._spans_of != segment:
             # Kept for the next groups: a JSON shard has one group a line, and as many spans.
             spans = self._reader.spans(segment)
@@ -450,8 +454,17 @@ class WindowedOrder(GroupSource):
     def _runs_of(self, index: int) -> Iterator[tuple[int, Folded | None]]:
         """What is read together of a window: the number of its units, and the units; None: they are lost."""
         groups = self._order.groups_of(index)
-        for segment, found in groupby(self._groups[groups.start : groups.stop], itemgetter(0)):
-            units = {span: count for _, span, count in found}
+        parts = groupby(self._groups[groups.start : groups.stop], itemgetter(0))
+        window = [(segment, {span: count for _, span, count in found}) for segment, found in parts]
+        segments, stop = [segment for segment, _ in window], 0
+        for at, (segment, units) in enumerate(window):
+            if at < stop:
+                continue
+            joined = self._reader.read_joined(segments, at) if self._matches is None else None
+            if joined is not None:
+                stop = at + len(joined[0])
+                yield joined[1].batch.agent_steps(), joined[1]
+                continue
             for spans, folded in self._reader.runs(segment, list(units)):
                 passed = None if folded is None else self._passed(segment, spans, folded)
                 yield sum(units[span] for span in spans), passed

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from rlio.batch import Batch, count_units
@@ -159,6 +159,11 @@ class SpanReader:
         self.damage: Damage = damage or Damage()
         self._open: OpenFiles[str, OpenSegment] = OpenFiles(_OPEN_SEGMENTS)
         self._damaged: set[tuple[str, int]] = set()
+        # Whether short segments may be read together, and those that must not be.
+        self._joins = True
+        self._alone: set[str] = set()
+        # A segment that could not be opened ahead of its turn, and why.
+        self._failed: tuple[str, Exception] | None = None
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SpanReader:
         """Return a reader of other columns that shares the open segments, so each footer is read once."""
@@ -176,6 +181,9 @@ class SpanReader:
         opened = self._open.get(path)
         if opened is not None:
             return opened
+        if self._failed is not None and self._failed[0] == path:
+            error, self._failed = self._failed[1], None
+            raise error
         if (path, -1) in self._damaged:
             return None  # Its rows are skipped batch by batch, but it is opened only once.
         try:
@@ -285,6 +293,62 @@ class SpanReader:
                 break
             parts.append(part)
         return at + len(parts), join_folded(parts)
+
+    def read_joined(
+        self, segments: Sequence[StoredSegment], at: int, *, attributes: bool = True
+    ) -> tuple[Sequence[StoredSegment], Folded] | None:
+        """Read the whole segment at index ``at`` and short ones after it together.
+
+        Args:
+            segments: The segments, in order.
+            at: Index of the first to read.
+            attributes: Whether batches of rows must have the attributes that they were written with.
+
+        Returns:
+            The segments that were read, at least two, and all of their rows; None if the first must be read
+            by itself: it is not short, or one of them is damaged, which is then lost alone.
+        """
+        if not self._joins or not self.counting.by_row or segments[at].path in self._alone:
+            return None
+        found, opened = self._neighbours(segments, at)
+        if len(found) < 2:
+            return None
+        with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
+            joined = opened[0].joined(opened[1:], self._columns(opened[0]))
+            whole = len(joined.batch) == sum(segment.rows for segment in found)
+            self._joins = not (attributes and joined.batch.num_grad_updates is not None)
+            if whole and self._joins:
+                return found, replace(joined, batch=self.filled(joined.batch))
+        self._alone = {segment.path for segment in found}
+        return None
+
+    def _neighbours(
+        self, segments: Sequence[StoredSegment], at: int
+    ) -> tuple[list[StoredSegment], list[Any]]:
+        """The segment at index ``at``, and those after it that can be read with it, both opened."""
+        found: list[StoredSegment] = []
+        opened: list[Any] = []
+        rows = held = 0
+        for segment in islice(segments, at, None):
+            rows += segment.rows
+            if rows > _RUN_ROWS:
+                break
+            try:
+                one: Any = self.open(segment)
+            except Exception as error:
+                if not found:
+                    raise
+                self._failed = segment.path, error  # It is raised in its turn.
+                break
+            form = getattr(one, "form", None)
+            if form is None or one.rows != [segment.rows]:
+                break
+            held += one.held_bytes
+            if (opened and form is not opened[0].form) or max(held, rows * one.schema.row_bytes) > _RUN_BYTES:
+                break
+            found.append(segment)
+            opened.append(one)
+        return found, opened
 
     def _end_of_run(self, spans: Sequence[Span], at: int, most: int) -> int:
         """Index after the spans from ``at`` on that are whole neighbouring groups of ``most`` rows in all."""
