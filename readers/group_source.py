@@ -1,8 +1,9 @@
 """Groups of a source in an order; `ColdPass` cuts its batches from them.
 
 A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order opens only
-the current segment. Shuffled order opens all once, because it needs the units of each
-group. With a filter, only the passing rows have positions; they are found before the order is drawn.
+the current segment. Shuffled order needs the units of each group, and opens all segments once if their
+sources do not state them (`Source.stated_groups`). With a filter, only the passing rows have positions; they
+are found before the order is drawn.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class GroupSource(ABC):
         source = self._reader.source
         if self._matches is None:
             for segment in source.segments:
-                spans = self._reader.spans(segment)
+                spans = self._reader.stated_spans(segment)
                 yield segment, [(span, span.units) for span in spans]
             return
         passing = total = 0
@@ -465,9 +466,12 @@ class WindowedOrder(GroupSource):
                 stop = at + len(joined[0])
                 yield joined[1].batch.agent_steps(), joined[1]
                 continue
-            for spans, folded in self._reader.runs(segment, list(units)):
+            stored: Sequence[Span] = list(units)
+            if self._matches is None:
+                stored = self._reader.as_stored(segment, stored)
+            for spans, folded in self._reader.runs(segment, stored):
                 passed = None if folded is None else self._passed(segment, spans, folded)
-                yield sum(units[span] for span in spans), passed
+                yield sum(units.get(span, span.units) for span in spans), passed
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]

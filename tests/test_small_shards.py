@@ -13,8 +13,11 @@ import rlio
 from rlio.catalog.names import ShardName
 from rlio.errors import CorruptData, RlioError
 from rlio.schemas.shard_file import ShardFile
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.span_reader import SpanReader
 from rlio.storage.filesystem import Storage
+from tests.further import first, further
+from tests.stored_batches import group_bytes
 
 SHARDS, ROWS, WRITERS = 9, 5, 2
 
@@ -155,7 +158,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", first(2, DAMAGE))
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_one_damaged_shard_among_short_ones_costs_its_own_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any, damage: str, on_error: str
@@ -251,3 +254,87 @@ def test_a_small_shard_is_fetched_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Storage, "read_range", counted)
     outcome(of_a_store, root)
     assert len(fetched) == len(set(fetched)) == SHARDS * WRITERS
+
+
+def test_a_shuffle_opens_no_shard_before_those_of_its_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = numbers(tmp_path)
+    opened: list[str] = []
+    plain = DatasetSnapshot.open_shard
+
+    def counted(self: Any, segment: Any) -> Any:
+        opened.append(segment.path)
+        return plain(self, segment)
+
+    monkeypatch.setattr(DatasetSnapshot, "open_shard", counted)
+    with rlio.DatasetReader(root, cache="none", shuffle=True, seed=3, batch_size=4, epochs=1) as reader:
+        assert not opened
+        reader.sample()
+        # Those of the window, and of the one that is loaded ahead.
+        assert len(set(opened)) <= 8 < SHARDS * WRITERS
+
+
+def numbers(root: Path) -> str:
+    """Rows of fixed size, whose groups follow from the names of the shards."""
+    for number in range(WRITERS):
+        name, roll = f"w{number}-0000000{number}", rlio.Roll(max_rows=ROWS)
+        with rlio.ParquetWriter(root, writer_id=name, spool=None, roll=roll) as writer:
+            at = np.arange(SHARDS * ROWS)
+            writer.write(rlio.SampleBatch(obs=np.stack([at, at], axis=1), rewards=at * 1.0, t=at))
+    return str(root)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("damage", [None, *further(*DAMAGE)])
+@pytest.mark.parametrize("stated", [3, *further(2, 64)])
+def test_a_shuffle_of_shards_in_other_groups_than_stated_gives_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int, damage: str | None, on_error: str
+) -> None:
+    with group_bytes(64):
+        root = numbers(tmp_path)
+    files = shards(root)
+    groups = {len(rlio.open_dataset(root).open_shard(each).rows) for each in rlio.open_dataset(root).segments}
+    assert groups == {3}
+    if damage is not None:
+        DAMAGE[damage](files[4])
+    monkeypatch.setattr(DatasetSnapshot, "_group_rows", stated)
+    if damage is not None and on_error == "raise":
+        found = outcome(shuffled, root)
+        assert issubclass(found[-2], CorruptData)
+        return
+    with rlio.DatasetReader(
+        root, cache="none", shuffle=True, seed=3, batch_size=4, epochs=1, on_error=on_error
+    ) as reader:
+        rows = np.concatenate([batch["t"] for batch in reader]).tolist()
+        skipped = reader.skipped
+    expected = [*range(SHARDS * ROWS)] * WRITERS
+    lost = set(range(4 * ROWS, 5 * ROWS))
+    assert len(rows) + skipped == len(expected)
+    assert set(expected) - lost <= set(rows)
+    assert sorted([*rows, *(lost_rows(rows, expected))]) == sorted(expected)
+    assert skipped == (0 if damage is None else len(lost_rows(rows, expected)))
+
+
+def lost_rows(rows: list[int], expected: list[int]) -> list[int]:
+    left = list(expected)
+    for row in rows:
+        left.remove(row)
+    return left
+
+
+def test_a_state_of_a_shuffle_fits_groups_that_are_stated_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = numbers(tmp_path)
+    kwargs: dict[str, Any] = {"cache": "none", "shuffle": True, "seed": 3, "batch_size": 4, "epochs": 2}
+    with monkeypatch.context() as patch:  # As earlier versions have it.
+        patch.setattr(DatasetSnapshot, "stated_groups", lambda self, segment: None)
+        with rlio.DatasetReader(root, **kwargs) as reader:
+            for _ in range(5):
+                reader.sample()
+            state = reader.state_dict()
+            rest = [bits_of(batch) for batch in reader]
+    with rlio.DatasetReader(root, **kwargs) as reader:
+        reader.load_state_dict(state)
+        assert [bits_of(batch) for batch in reader] == rest

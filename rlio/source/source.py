@@ -95,6 +95,13 @@ class Source(ABC):
             DataNotFound: It is missing.
         """
 
+    def stated_groups(self, segment: StoredSegment) -> Sequence[int] | None:
+        """Rows of each group of a segment's file, if that is stated without opening it; None: open it.
+
+        Orders rely on them and are the same if the file has others, which then take longer to read.
+        """
+        return None
+
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.
 

@@ -158,7 +158,8 @@ class SpanReader:
         #: The damaged places.
         self.damage: Damage = damage or Damage()
         self._open: OpenFiles[str, OpenSegment] = OpenFiles(_OPEN_SEGMENTS)
-        self._damaged: set[tuple[str, int]] = set()
+        # Path, group, and first row of the part of the group.
+        self._damaged: set[tuple[str, int, int]] = set()
         # Whether short segments may be read together, and those that must not be.
         self._joins = True
         self._alone: set[str] = set()
@@ -184,7 +185,7 @@ class SpanReader:
         if self._failed is not None and self._failed[0] == path:
             error, self._failed = self._failed[1], None
             raise error
-        if (path, -1) in self._damaged:
+        if (path, -1, 0) in self._damaged:
             return None  # Its rows are skipped batch by batch, but it is opened only once.
         try:
             opened = self.source.open_segment(segment)
@@ -209,18 +210,34 @@ class SpanReader:
         if opened is None:
             units = segment.rows if self.counting.by_row else 0
             return [Span(-1, live, segment.first, units, False)]
-        found = []
-        starts = [0, *accumulate(opened.rows)]
-        for group, (start, stop) in enumerate(pairwise(starts)):
-            first, last = max(start, live.start), min(stop, live.stop)
-            if first >= last:
-                continue
-            rows = range(first - start, last - start)
-            whole = len(rows) == stop - start
-            number = segment.first - segment.skip + first
-            units = opened.units[group] if whole else self._count(segment, opened, group, rows)
-            found.append(Span(group, rows, number, len(rows) if self.counting.by_row else units, whole))
-        return found
+        found = _live_spans(segment, opened.rows)
+        if self.counting.by_row:
+            return found
+        return [
+            span._replace(
+                units=opened.units[span.group]
+                if span.whole
+                else self._count(segment, opened, span.group, span.rows)
+            )
+            for span in found
+        ]
+
+    def stated_spans(self, segment: StoredSegment) -> list[Span]:
+        """Return the `spans` of a segment, without opening it if its source states them."""
+        stated = self.source.stated_groups(segment) if self.counting.by_row else None
+        return self.spans(segment) if stated is None else _live_spans(segment, stated)
+
+    def as_stored(self, segment: StoredSegment, spans: Sequence[Span]) -> Sequence[Span]:
+        """Return what holds the rows of neighbouring `stated_spans`: these, or parts of other groups."""
+        if (
+            not self.counting.by_row
+            or self.source.stated_groups(segment) is None
+            or self.open(segment) is None
+        ):
+            return spans
+        rows = range(spans[0].first, spans[-1].end)
+        found = [_within(span, rows) for span in self.spans(segment)]
+        return [span for span in found if span.rows]
 
     def _count(self, segment: StoredSegment, opened: OpenSegment, group: int, rows: range) -> int:
         """Count the units of a part of a group; this needs its rows."""
@@ -253,7 +270,7 @@ class SpanReader:
             )
             self._check(folded.batch, span, segment)
         except (CorruptData, DataNotFound, SchemaError) as error:
-            self._lose(segment, span.group, self._weigh(segment, span), error)
+            self._lose(segment, span.group, self._weigh(segment, span), error, first=span.first)
             return None
         return replace(folded, batch=self.filled(folded.batch))
 
@@ -395,7 +412,13 @@ class SpanReader:
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
     def _lose(
-        self, segment: StoredSegment, group: int, rows: int, error: CorruptData | DataNotFound | SchemaError
+        self,
+        segment: StoredSegment,
+        group: int,
+        rows: int,
+        error: CorruptData | DataNotFound | SchemaError,
+        *,
+        first: int = 0,
     ) -> None:
         """Count lost rows once, or raise.
 
@@ -407,11 +430,31 @@ class SpanReader:
             raise SegmentGone(self.source, segment, error) from error
         if not self.options.skip_damage:
             raise error
-        if (path, group) not in self._damaged:
-            self._damaged.add((path, group))
+        if (path, group, first) not in self._damaged:
+            self._damaged.add((path, group, first))
             self.skipped += rows
             self.damage.add(error)
             logger.warning("skipped %d rows: %s", rows, error)
+
+
+def _live_spans(segment: StoredSegment, groups: Sequence[int]) -> list[Span]:
+    """The live parts of groups of so many rows, which are units."""
+    live = range(segment.skip, segment.skip + segment.rows)
+    found = []
+    for group, (start, stop) in enumerate(pairwise([0, *accumulate(groups)])):
+        first, last = max(start, live.start), min(stop, live.stop)
+        if first < last:
+            rows = range(first - start, last - start)
+            number = segment.first - segment.skip + first
+            found.append(Span(group, rows, number, len(rows), len(rows) == stop - start))
+    return found
+
+
+def _within(span: Span, rows: range) -> Span:
+    """The part of a span whose rows have the given numbers within the writer."""
+    first, stop = max(span.first, rows.start), min(span.end, rows.stop)
+    own = span.rows[max(0, first - span.first) : max(0, stop - span.first)]
+    return span if len(own) == len(span.rows) else Span(span.group, own, first, len(own), False)
 
 
 def _all_rows(segment: StoredSegment, span: Span | None) -> int:
