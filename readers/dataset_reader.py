@@ -15,19 +15,19 @@ Example:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.look.stats import Normalise
-from rlio.opening import OtherFiles, opened
+from rlio.opening import OtherFiles, Root, opened_roots
 from rlio.read_options import ReadOptions
 from rlio.reader import JsonState
 from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader
 from rlio.readers.stored_pass import Cache
-from rlio.source.snapshot import DatasetSnapshot, Snapshot
+from rlio.source.joined import JoinedRoots, Snapshots
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.support.options import check_choice, checked_keywords
 
 __all__ = ["DatasetReader"]
@@ -44,8 +44,10 @@ class DatasetReader(SourceReader):
     (docs/replay.md), or follow the data set with `rlio.FollowReader`.
 
     Args:
-        root: Folder of the data set: a path or any fsspec URL; or an open `Dataset`.
-        at: A snapshot from `Dataset.snapshot`, whose rows alone are read.
+        root: Folder of the data set: a path or any fsspec URL; an open `Dataset`; or a list of these, whose
+            rows are read as those of one data set, in this order.
+        at: A snapshot from `Dataset.snapshot`, whose rows alone are read; of a list, one for each data set,
+            or None.
         cache: Where rows are kept: in "memory", on "disk" (mapped files that processes share), or "none":
             decoded as they are read. "auto" chooses by size. The order of shuffled rows depends on it.
         missing: What to do with columns that only some writers have: "error", "drop" or "fill" with zeros.
@@ -83,9 +85,9 @@ class DatasetReader(SourceReader):
     @checked_keywords
     def __init__(
         self,
-        root: str | os.PathLike[str] | DatasetSnapshot,
+        root: Root | Sequence[Root],
         *,
-        at: Snapshot | None = None,
+        at: Snapshots | None = None,
         cache: Cache = "auto",
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
@@ -112,17 +114,17 @@ class DatasetReader(SourceReader):
         # to its rows.
         alone = self.options.shard[1] == 1 and type(self) is DatasetReader
         self.can_read_ahead: bool = alone and not self.drop_last
-        dataset = opened(
+        dataset = opened_roots(
             root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
         )
         self._uri = dataset.uri
         self._open(dataset, asked, cache=cache, missing=missing, normalise=normalise)
 
     @property
-    def dataset(self) -> DatasetSnapshot:
-        """The data set, as listed last."""
+    def dataset(self) -> DatasetSnapshot | JoinedRoots:
+        """The data set, or the data sets, as listed last."""
         found = self._pass.source
-        assert isinstance(found, DatasetSnapshot)
+        assert isinstance(found, DatasetSnapshot | JoinedRoots)
         return found
 
     # ---- hooks of InputReader ----

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 from rlio.batch.arrays import is_table, refuse_columns
 from rlio.catalog.commit import read_header
@@ -18,22 +18,26 @@ from rlio.formats.format import Found, load, recognise
 from rlio.formats.place import open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
 from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.source.joined import JoinedRoots, Snapshots
 from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
-from rlio.storage.inputs import is_zip
+from rlio.storage.inputs import is_glob, is_zip
 from rlio.storage.near import with_hint
 from rlio.support.options import check_choice, option_names, refuse_unknown
 
 __all__ = [
     "OtherFiles",
+    "are_roots",
     "dataset_on",
+    "is_list",
     "may_be_root",
     "open_files",
     "open_other",
     "open_own",
     "open_source",
     "opened",
+    "opened_roots",
     "refuse_open_options",
     "require_header",
     "without_options",
@@ -42,6 +46,10 @@ __all__ = [
 logger: logging.Logger = logging.getLogger("rlio")
 
 S = TypeVar("S", bound=DatasetSnapshot)
+R = TypeVar("R", bound=DatasetSnapshot | JoinedRoots)
+#: The endings of names of files, which are no data sets if they stand in a list.
+_FILES: Final = (".json", ".jsonl", ".zip", ".hdf5", ".h5", ".parquet")
+Root: TypeAlias = str | os.PathLike[str] | DatasetSnapshot
 
 
 class OtherFiles:
@@ -136,8 +144,37 @@ def other_layout(found: Found, uri: str) -> DataNotFound:
     )
 
 
+def opened_roots(
+    roots: Root | Sequence[Root],
+    *,
+    at: Snapshots | None,
+    **options: Any,
+) -> DatasetSnapshot | JoinedRoots:
+    """`opened`, of one data set or of each of a list.
+
+    Args:
+        roots: The data sets.
+        at: A snapshot; of a list, one for each, or None.
+        options: Those of `opened`.
+
+    Raises:
+        OptionError: As `opened`; or ``at`` has another length, or a data set is in the list twice.
+        DataNotFound, HoleError: As `opened`.
+    """
+    if isinstance(roots, (str, os.PathLike, DatasetSnapshot)):
+        return opened(roots, at=cast("Snapshot | None", at), **options)
+    snapshots = [None] * len(roots) if at is None else at
+    if isinstance(snapshots, Mapping) or len(snapshots) != len(roots):
+        raise OptionError(
+            f"at={excerpt(at)} with {len(roots)} data sets: expected a list with a snapshot, or None, for "
+            "each"
+        )
+    found = [opened(root, at=one, **options) for root, one in zip(roots, snapshots, strict=True)]
+    return found[0] if len(found) == 1 else JoinedRoots(found)
+
+
 def opened(
-    root: str | os.PathLike[str] | DatasetSnapshot,
+    root: Root,
     *,
     at: Snapshot | None,
     on_error: Literal["raise", "skip"],
@@ -187,16 +224,16 @@ def refuse_open_options(storage_options: Mapping[str, Any] | None, limits: Limit
 def open_source(
     value: Any,
     *,
-    at: Snapshot | None,
+    at: Snapshots | None,
     own: Mapping[str, Any],
     on_error: Literal["raise", "skip"],
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
-) -> DatasetSnapshot | FileSource:
-    """The rows of a data set of rlio, or of another library's files, which the caller closes, as a source.
+) -> DatasetSnapshot | JoinedRoots | FileSource:
+    """The rows of data sets of rlio, or of another library's files, which the caller closes, as a source.
 
     Args:
-        value: Where it is, or an open `Dataset`.
+        value: Where it is, an open `Dataset`, or a list of these.
         at: See `open_dataset`.
         own: The options of other libraries' files; None: not given.
         on_error: See `open_dataset`.
@@ -210,12 +247,12 @@ def open_source(
     if isinstance(value, OtherFiles):
         _refuse_snapshot(at, value.uri)
         return value.again()
-    if isinstance(value, DatasetSnapshot):
-        return without_options(own, opened(value, at=at, **shared))
+    if isinstance(value, DatasetSnapshot) or (is_list(value) and are_roots(value, storage_options)):
+        return without_options(own, opened_roots(value, at=at, **shared))
     failure = None
     if may_be_root(value, own):
         try:
-            return without_options(own, opened(value, at=at, look=False, **shared))
+            return without_options(own, opened_roots(value, at=at, look=False, **shared))
         except DataNotFound as error:
             failure = error
     return open_other(value, at, {**own, **shared}, failure)
@@ -226,7 +263,47 @@ def may_be_root(value: Any, own: Mapping[str, Any]) -> bool:
     return isinstance(value, (str, os.PathLike)) and own["mapping"] is None
 
 
-def without_options(own: Mapping[str, Any], found: S) -> S:
+def is_list(value: Any) -> TypeGuard[Sequence[Root]]:
+    """Whether ``value`` is a list of paths and open data sets."""
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | DatasetSnapshot) and len(value)
+    return bool(is_sequence) and all(isinstance(one, (str, os.PathLike, DatasetSnapshot)) for one in value)
+
+
+def are_roots(values: Sequence[Root], storage_options: Mapping[str, Any] | None) -> bool:
+    """Whether the items of a list are data sets of rlio.
+
+    Raises:
+        OptionError: Some are, and some are not.
+    """
+    alone = len(values) == 1
+    found = [isinstance(one, DatasetSnapshot) or _is_root(one, storage_options, alone) for one in values]
+    if any(found) and not all(found):
+        own, other = values[found.index(True)], values[found.index(False)]
+        raise OptionError(
+            f"{excerpt(_place(own))} is a data set of rlio, and {excerpt(_place(other))} is not: a list has "
+            "one kind; to read both, pass a mixture with a weight for each: {path: weight, ...}"
+        )
+    return all(found)
+
+
+def _place(value: Root) -> str:
+    return value.uri if isinstance(value, DatasetSnapshot) else os.fspath(value)
+
+
+def _is_root(value: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, alone: bool) -> bool:
+    """Whether ``value`` is the root of a data set.
+
+    A folder may have the ending of a file, but in a long list of what look like files, or a glob of them,
+    none is looked at: that would be a request each.
+    """
+    # A folder or a zip file may have such a name, and be the root of a data set.
+    is_like_file = os.fspath(value).endswith(_FILES)
+    if is_like_file and (not alone or is_glob(value, storage_options)):
+        return False
+    return Storage.open(value, storage_options=storage_options).exists(HEADER)
+
+
+def without_options(own: Mapping[str, Any], found: R) -> R:
     """Refuse the options of other libraries' files for a data set of rlio."""
     if given := [name for name, value in own.items() if value is not None]:
         raise OptionError(
@@ -237,7 +314,7 @@ def without_options(own: Mapping[str, Any], found: S) -> S:
 
 
 def open_other(
-    value: Any, at: Snapshot | None, options: Mapping[str, Any], failure: DataNotFound | None
+    value: Any, at: Snapshots | None, options: Mapping[str, Any], failure: DataNotFound | None
 ) -> FileSource:
     """Other libraries' files; raises ``failure`` if no format is known."""
     known = None
@@ -260,7 +337,7 @@ def open_other(
     return found
 
 
-def _refuse_snapshot(at: Snapshot | None, uri: str) -> None:
+def _refuse_snapshot(at: Snapshots | None, uri: str) -> None:
     if at is not None:
         raise OptionError(
             "at= is a snapshot of a data set of rlio, and these files are of another library: leave it out",

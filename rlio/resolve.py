@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rlio.readers.stored_pass import Cache
     from rlio.replay.n_step import NStep
     from rlio.replay.sequences import Sequences, WholeEpisodes
-    from rlio.source.snapshot import Snapshot
+    from rlio.source.joined import Snapshots
 
 __all__ = [
     "IOContext",
@@ -292,7 +292,7 @@ def read(  # type: ignore[empty-body]  # `_opens` has it.
     drop_last: bool = False,
     on_error: Literal["raise", "skip"] = "raise",
     missing: Literal["error", "drop", "fill"] = "error",
-    at: Snapshot | None = None,
+    at: Snapshots | None = None,
     cache: Cache = "auto",
     format: str | None = None,
     format_options: Mapping[str, Any] | None = None,
@@ -328,7 +328,7 @@ def read(  # type: ignore[empty-body]  # `_opens` has it.
         drop_last: Whether to drop a short batch at the end.
         on_error: What to do with damaged rows: "raise", or "skip" and count them.
         missing: What to do with columns that only some writers of a data set have.
-        at: A snapshot of a data set.
+        at: A snapshot of a data set; of a list of data sets, one for each, or None.
         cache: Where rows are kept: "memory", "disk", "none" or "auto".
         format: Name of the format of another library; None: recognise it.
         format_options: Options of the format, see docs/foreign.md.
@@ -405,13 +405,13 @@ def _single(value: Any, context: IOContext) -> InputReader:
         return _stored([value], context)
     if isinstance(value, Sequence) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return _stored(list(value), context)
-    from rlio.opening import OtherFiles
+    from rlio.opening import OtherFiles, is_list
     from rlio.source.snapshot import DatasetSnapshot
 
     if isinstance(value, OtherFiles):
         options = MappingProxyType({**value.options, **context.options})
         return _single(value.inputs, replace(context, options=options))
-    if isinstance(value, DatasetSnapshot):
+    if isinstance(value, DatasetSnapshot) or is_list(value):
         return _class(_DATASET_READER)(value, **_read_options(context))  # type: ignore[no-any-return]  # found by name
     raise OptionError(
         f"the input is {excerpt(value)}: expected a reader, a function of IOContext, one of the names "
@@ -587,6 +587,8 @@ def _shared(context: IOContext) -> dict[str, Any]:
 
 def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputReader:
     """The reader for the files that ``values`` name."""
+    from rlio.opening import are_roots
+
     options = _read_options(context)
     storage_options = options.get("storage_options")
     alone = len(values) == 1
@@ -595,37 +597,12 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     else:
         inputs = values[0] if alone else values
         return _class(_TABLE_READER)(inputs, **options)  # type: ignore[no-any-return]  # found by name
-    if alone and _is_dataset(values[0], storage_options, alone=True):
-        return _class(_DATASET_READER)(values[0], **options)  # type: ignore[no-any-return]  # found by name
-    for value in [] if alone else values:
-        if _is_dataset(value, storage_options, alone=False):
-            raise OptionError(
-                f"{excerpt(os.fspath(value))} is a data set, and is opened alone; to read it with others, "
-                "pass a mixture with a weight for each: {path: weight, ...}"
-            )
+    if are_roots(values, storage_options):
+        # A single path is passed unchanged, because messages and states show it.
+        return _class(_DATASET_READER)(values[0] if alone else values, **options)  # type: ignore[no-any-return]  # found by name
     place, found = _reader_of(values, storage_options)
-    # A single path is passed unchanged, because messages and states show it.
     inputs = found if len(found) > 1 else found[0]
     return _class(place)(inputs, **options)  # type: ignore[no-any-return]  # found by name
-
-
-def _is_dataset(
-    value: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, alone: bool
-) -> bool:
-    """Whether ``value`` is the root of a data set.
-
-    A folder may have the ending of a file, but in a long list of what look like files, or a glob of them,
-    none is looked at: that would be a request each.
-    """
-    from rlio.storage.filesystem import Storage
-    from rlio.storage.inputs import is_glob
-
-    text = os.fspath(value)
-    # A folder or a zip file may have such a name, and be the root of a data set.
-    is_like_file = text.endswith(tuple(suffix for suffixes in _READERS.values() for suffix in suffixes))
-    if is_like_file and (not alone or is_glob(value, storage_options)):
-        return False
-    return Storage.open(value, storage_options=storage_options).exists(_HEADER)
 
 
 def _counts(paths: list[str]) -> dict[str, int]:

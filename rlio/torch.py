@@ -53,10 +53,10 @@ from rlio.batch import Batch, SampleBatch
 from rlio.batch.join import joined_plainly
 from rlio.batch.tensors import to_tensors
 from rlio.bridges import to_tensordict
-from rlio.dataset.dataset import Dataset, Snapshot
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.look.stats import Normalise
+from rlio.opening import Root
 from rlio.query.positions import draw_seed
 from rlio.read_options import OrderKeywords
 from rlio.reader import JsonState, Restorable, warn_endless
@@ -65,6 +65,8 @@ from rlio.readers.prefetch import Prefetch
 from rlio.readers.stored_pass import Cache
 from rlio.replay.sequences import Sequences
 from rlio.replay.store import UnitKeywords
+from rlio.source.joined import Snapshots
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.storage.paths import mask_secrets
 from rlio.support.options import check_count, checked_keywords
 from rlio.support.states import seed_in
@@ -90,12 +92,21 @@ Item = Any
 class StoredKeywords(OrderKeywords, UnitKeywords, total=False):
     """The options of a `rlio.DatasetReader`, with defaults, that a `ReplayDataset` takes."""
 
-    at: Annotated[Snapshot | None, None]
+    at: Annotated[Snapshots | None, None]
     cache: Annotated[Cache, "auto"]
     missing: Annotated[Literal["error", "drop", "fill"], "error"]
     storage_options: Annotated[Mapping[str, Any] | None, None]
     limits: Annotated[Limits, DEFAULT_LIMITS]
     normalise: Annotated[Normalise | None, None]
+
+
+def _place_of(root: Root | Sequence[Root]) -> str:
+    """Where the data is, for messages."""
+    if isinstance(root, DatasetSnapshot):
+        return root.uri
+    if isinstance(root, (str, os.PathLike)):
+        return mask_secrets(os.fspath(root))
+    return ", ".join(map(_place_of, root))
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -131,7 +142,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     that any of them gave.
 
     Args:
-        root: Folder of the data set, a path or fsspec URL, or an open `rlio.Dataset`.
+        root: Folder of the data set, a path or fsspec URL, an open `rlio.Dataset`, or a list of these.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.
         transform: Called with each `rlio.SampleBatch` or `rlio.MultiAgentBatch`, in the worker that read it;
             its result is delivered, such as ``batch.to_torch(dtype=...)``. None: ``batch.to_torch()``.
@@ -149,7 +160,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     @checked_keywords
     def __init__(
         self,
-        root: str | os.PathLike[str] | Dataset,
+        root: Root | Sequence[Root],
         *,
         batch_size: int,
         transform: Callable[[Batch], Item] | None = None,
@@ -174,7 +185,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
                     f"rank={self.rank}, world={self.world} and no seed: give all ranks the same seed=..., or "
                     "initialise torch.distributed, through which they agree on one"
                 )
-            uri = root.uri if isinstance(root, Dataset) else mask_secrets(os.fspath(root))
+            uri = _place_of(root)
             self._options["seed"] = _from_first_rank(lambda: draw_seed(uri), self.rank)
         # An idle reader, kept for reuse because opening one may be slow, and the process that opened it. A
         # deque, because of several threads only one gets it.
@@ -189,7 +200,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         # Whether the log says already that iteration does not end.
         self._said_endless = False
 
-    def _begin(self) -> tuple[Snapshot, JsonState]:
+    def _begin(self) -> tuple[Snapshots, JsonState]:
         """The snapshot and state that all ranks and workers share."""
         reader = self._open()
         self._put_back(reader)
@@ -233,8 +244,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             reader.close()
 
     def _describe(self) -> Iterator[str]:
-        root = self._root
-        yield repr(root.uri if isinstance(root, Dataset) else mask_secrets(os.fspath(root)))
+        yield repr(_place_of(self._root))
         yield f"batch_size={self._options['batch_size']}"
         yield f"rank={self.rank}, world={self.world}"
 

@@ -41,11 +41,11 @@ def leave_permutations(items: Iterable[pytest.Item]) -> None:
     """Of a test marked ``each_value_once``, mark items as further until each value is in few of the others.
 
     Every value of every parameter stays in `make test`, but not with every value of the other parameters.
-    Values that are `further` do not count.
+    Values that are `further` or `soak` do not count.
     """
     functions = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("further"):
+        if item.get_closest_marker("further") or item.get_closest_marker("soak"):
             continue
         if isinstance(item, pytest.Function) and item.get_closest_marker("each_value_once"):
             # Values by identity, as they need not be hashable.

@@ -240,10 +240,10 @@ class TestShards:
             Schema.from_text(text.replace('"infos",["x"]', '"infos",["y"]'))
 
     @pytest.mark.parametrize("left", [("a", "b", "c"), ({}, [("y", None)]), (5, []), [1]])
-    def test_a_residue_that_does_not_fit_the_keys_of_an_info_is_damage(self, left: Any) -> None:
+    def test_a_residual_that_does_not_fit_the_keys_of_an_info_is_damage(self, left: Any) -> None:
         rest = object_column([left])
         typed = {"x": np.zeros(1), "_x": np.ones(1, bool), "": {"": rest}}
-        with pytest.raises(CorruptData, match="does not fit what is left of it"):
+        with pytest.raises(CorruptData, match="does not fit its residual"):
             info_objects(typed)
 
 

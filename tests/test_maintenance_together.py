@@ -7,11 +7,11 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,11 @@ def _write(root: str, label: int, shards: int, seed: int) -> None:
 
 def _write_in_threads(root: str, label: int, shards: int, threads: int) -> None:
     """A process with one writer of many shards, and some threads with a writer of few."""
-    others = [
-        threading.Thread(target=_write, args=(root, label + 1 + i, 2, label + i)) for i in range(threads)
-    ]
-    for thread in others:
-        thread.start()
-    _write(root, label, shards, label)
-    for thread in others:
-        thread.join()
+    with ThreadPoolExecutor(threads) as pool:
+        others = [pool.submit(_write, root, label + 1 + i, 2, label + i) for i in range(threads)]
+        _write(root, label, shards, label)
+        for other in others:
+            other.result()  # What one raised ends this process with 1.
 
 
 def _follow(root: str, log: str, seed: int, done: Any) -> None:

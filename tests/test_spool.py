@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -203,6 +204,17 @@ def test_a_log_that_is_being_made_is_not_swept_away(tmp_path: Path) -> None:
     sweep(str(tmp_path))
     assert not made.exists()
     assert find_logs(str(tmp_path)) == []
+
+
+def test_a_sweep_takes_no_lock_that_the_maker_of_a_log_is_about_to_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "_new-w-01234567"
+    made.mkdir()
+    (made / "owner").touch()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: pytest.fail("the sweep took the lock"))
+    sweep(str(tmp_path))
+    assert (made / "owner").exists()
 
 
 def test_a_second_writer_of_the_same_id_is_refused(tmp_path: Path) -> None:

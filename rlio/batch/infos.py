@@ -8,9 +8,10 @@ key, called as gymnasium calls them::
     {"x": values, "_x": mask, "episode": {"r": values, "_r": mask}, "": {"x": empty, "": rest}}
 
 Under the key ``""`` are an empty array for each key whose values are Python's own numbers, not NumPy's, and,
-under ``""`` again, what is left of each row: None if nothing is; a dict of the other keys, which follow those
-of columns; ``(left, order)`` if the keys have another order (`order_of`); or ``(info,)`` for an info that is
-no dict. If nothing is left of any row, this is an array of shape (rows, 0).
+under ``""`` again, the residual: the part of each info that no column holds. It is None if the columns hold
+all of the info; a dict of the other keys, which follow those of columns; ``(left, order)`` if the keys have
+another order (`order_of`); or ``(info,)`` for an info that is no dict. If the columns hold all infos, the
+residual is an array of shape (rows, 0).
 
 Example:
     >>> rest = np.empty((2, 0), bool)
@@ -34,7 +35,7 @@ __all__ = ["NOTES", "REST", "info_objects", "is_typed", "mask_path", "note_path"
 
 #: The key of what is no key of an info.
 NOTES: Final = ""
-#: The path of what is left of each row.
+#: The path of the residual.
 REST: Final[Path] = (NOTES, NOTES)
 
 
@@ -62,7 +63,7 @@ def info_objects(column: Mapping[str, Any]) -> NDArray[Any]:
     """The infos of a column in the typed form, shape (rows,): new dicts, which share no array with it.
 
     Raises:
-        CorruptData: What is left of a row does not fit its keys.
+        CorruptData: A residual does not fit the keys.
     """
     notes = column[NOTES]
     rest = notes[NOTES]
@@ -121,7 +122,7 @@ def _ordered(info: Mapping[Any, Any], order: Iterable[tuple[Any, Any]]) -> dict[
 
 
 def _with_rest(made: dict[str, Any], left: Any) -> Any:
-    """An info, of its keys that are columns and of what is left.
+    """An info, of its keys that are columns and of its residual.
 
     Raises:
         CorruptData: The two do not fit each other.
@@ -139,7 +140,7 @@ def _with_rest(made: dict[str, Any], left: Any) -> Any:
             return found
     except (AttributeError, LookupError, TypeError, ValueError):
         pass
-    raise CorruptData(f"an info of {excerpt(list(made))} does not fit what is left of it: {excerpt(left)}")
+    raise CorruptData(f"an info of {excerpt(list(made))} does not fit its residual: {excerpt(left)}")
 
 
 def _values(values: NDArray[Any], *, is_python: bool) -> list[Any]:
@@ -168,7 +169,7 @@ def _taken(part: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def _merge(made: dict[str, Any], left: Mapping[Any, Any]) -> None:
-    """Add what is left of a row to its dict; nested dicts are joined."""
+    """Add the residual of a row to its dict; nested dicts are joined."""
     for key, value in left.items():
         before = made.get(key)
         if type(before) is dict and isinstance(value, dict):

@@ -73,9 +73,14 @@ def joined_plainly(samples: Sequence[SampleBatch]) -> dict[str, Column] | None:
         return None
     if any(sample._max_seq_len is not None or sample._zero_padded for sample in samples):
         return None
+    return _joined_dicts(columns)
+
+
+def _joined_dicts(parts: Sequence[Mapping[str, Column]]) -> dict[str, Column] | None:
+    """Dicts of the same keys, joined if each of their columns is similar; else None."""
     joined: dict[str, Column] = {}
-    for name, first in head.items():
-        made = _joined_alike(first, [other[name] for other in columns])
+    for name, first in parts[0].items():
+        made = _joined_alike(first, [part[name] for part in parts])
         if made is None:
             return None
         joined[name] = made
@@ -87,13 +92,7 @@ def _joined_alike(first: Column, parts: Sequence[Column]) -> Column | None:
     if type(first) is dict:
         if any(type(part) is not dict or list(part) != list(first) for part in parts):
             return None
-        made: dict[str, Column] = {}
-        for key, inner in first.items():
-            found = _joined_alike(inner, [part[key] for part in parts])
-            if found is None:
-                return None
-            made[key] = found
-        return made
+        return _joined_dicts(parts)
     if type(first) is not np.ndarray:
         return None
     for part in parts:

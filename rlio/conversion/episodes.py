@@ -34,6 +34,7 @@ from rlio.readers.episode_reader import EpisodeReader
 from rlio.resolve import read
 from rlio.schemas.folded import unfold
 from rlio.schemas.schema import Schema
+from rlio.source.joined import JoinedRoots
 from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source
 from rlio.storage.filesystem import Storage
@@ -561,7 +562,7 @@ def open_episodes(
             options["storage_options"] = storage_options
         reader = _opened(src, _as_taken(src, options))
         try:
-            if not isinstance(reader, DatasetReader):
+            if not isinstance(reader, DatasetReader) or isinstance(reader.dataset, JoinedRoots):
                 found = _ReadEpisodes(src, reader, options, policy, keeps_pictures=keeps_pictures)
                 found.layout = layout or found.layout
                 return _checked(found, policy, keeps_batches=keeps_batches)

@@ -10,7 +10,7 @@ from rlio.dataset.file_dataset import FileDataset
 from rlio.errors import DataNotFound, OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
-from rlio.opening import may_be_root, open_other, open_own, without_options
+from rlio.opening import are_roots, is_list, may_be_root, open_other, open_own, without_options
 from rlio.support.options import checked_keywords
 
 __all__ = ["open_dataset"]
@@ -61,6 +61,10 @@ def open_dataset(
     own = {"mapping": mapping, "format": format, "format_options": format_options, "spaces": spaces}
     if isinstance(uri, Dataset):
         raise OptionError("found a Dataset, which is open: expected where it is stored", uri=uri.uri)
+    if is_list(uri) and are_roots(uri, storage_options):
+        raise OptionError(
+            "several data sets are read by rlio.read and rlio.ReplayStore.open: open each alone here"
+        )
     failure = None
     if may_be_root(uri, own):
         try:

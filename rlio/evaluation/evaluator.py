@@ -208,6 +208,7 @@ def _sourced(data: Logged) -> Iterator[tuple[Hashable, Batch]]:
             if not isinstance(reader, DatasetReader):
                 yield from _batches(reader)
                 return
+            assert isinstance(reader.dataset, DatasetSnapshot)  # Of one path.
             dataset = reader.dataset
     elif isinstance(data, FileDataset):
         with read(data, epochs=1) as reader:

@@ -605,9 +605,9 @@ def sweep(spool: str) -> None:
         with contextlib.suppress(OSError):  # It belongs to another user, or is gone.
             fd = os.open(os.path.join(path, _OWNER), os.O_RDWR | _NO_FOLLOW)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The lock comes before any content: the maker of an empty file is about to lock it.
+                # The maker of an empty file is about to lock it, and would fail if it found this lock.
                 if os.fstat(fd).st_size:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _unmake_folder(path)
             finally:
                 os.close(fd)

@@ -93,14 +93,15 @@ class EpisodeIndex:
         Args:
             writer: The writer of the segment; a stream may name another one.
             streams: The streams.
-            open_: The episodes that later rows may continue, kept between the calls: (writer, policy, agent,
-                environment) -> ``eps_id`` -> number.
+            open_: The episodes that later rows may continue, kept between the calls: (writer, named writer,
+                policy, agent, environment) -> ``eps_id`` -> number.
         """
         length, reward, end, episode = self.length, self.reward, self.end, self.episode
         for policy, eps_id, agent, env, rows, _, ended, sum_, named, began, _, version in zip(
             *vars(streams).values(), strict=True
         ):
-            key = (named or writer, policy, agent, env)
+            # Two roots of merged writers may name one writer.
+            key = (writer, named, policy, agent, env)
             ids = open_.get(key)
             if ids is None:
                 ids = open_[key] = {}
@@ -108,7 +109,7 @@ class EpisodeIndex:
             number = ids.get(eps_id)
             if number is None:
                 number = ids[eps_id] = len(length)
-                self.writer.append(key[0])
+                self.writer.append(named or writer)
                 self.policy.append(policy)
                 self.eps_id.append(eps_id)
                 self.agent.append(agent)

@@ -383,7 +383,7 @@ class _Maker:
         self.held = held
         self.draw = draw
         self.leaves: list[Leaf] = held.wanted(draw)
-        #: The wanted parts of infos, if what is left of a row may have values of theirs; else None.
+        #: The wanted parts of infos, if a residual may have values of theirs; else None.
         self._info_parts: list[Path] | None = None
         form = held.policy.infos
         if form is not None and form.has_rest:

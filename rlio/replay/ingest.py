@@ -202,8 +202,10 @@ class Ingest:
 def _key(streams: StreamTable, number: int, writer: str) -> tuple[Hashable, ...]:
     """The key that distinguishes an episode from all others of the data set."""
     named = streams.streams
+    # Two roots of merged writers may name one writer.
+    merged = named.writer[number]
     return (
-        named.writer[number] or writer,
+        writer if merged is None else f"{writer}/{merged}",
         named.eps_id[number],
         named.agent_index[number],
         named.env_id[number],

@@ -56,7 +56,8 @@ from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.schemas.shown import leaf_table
 from rlio.source.damage import Damage
-from rlio.source.snapshot import DatasetSnapshot, Snapshot
+from rlio.source.joined import Snapshots
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import FileSource, Source
 from rlio.source.span_reader import GoneSegments
 from rlio.support.described import Described
@@ -238,7 +239,7 @@ class ReplayStore(Described):
         cls,
         root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | DatasetSnapshot | Any,
         *,
-        at: Snapshot | None = None,
+        at: Snapshots | None = None,
         mapping: ColumnMapping | None = None,
         format: str | None = None,
         format_options: Mapping[str, Any] | None = None,
@@ -256,9 +257,9 @@ class ReplayStore(Described):
         """Open a store of a data set's rows, as the data set is now.
 
         Args:
-            root: Folder of the data set (a path or any fsspec URL), or an open `Dataset`; or files of another
-                library, or a table, as `rlio.read` takes them (docs/foreign.md).
-            at: A snapshot from `Dataset.snapshot`.
+            root: Folder of the data set (a path or any fsspec URL), an open `Dataset`, or a list of these; or
+                files of another library, or a table, as `rlio.read` takes them (docs/foreign.md).
+            at: A snapshot from `Dataset.snapshot`; of a list, one for each data set, or None.
             mapping: What the columns of a table mean.
             format: Name of the format of another library's files; None: recognise it.
             format_options: Options of that format.

@@ -182,7 +182,7 @@ class TextHeap:
         if self._spec.structure is not None:
             return object_column(map(self._spec.structure.unpacked, listed))
         if self._spec.kind == "json":
-            # An empty text: nothing is left of an info.
+            # An empty text: no residual.
             return object_column(load_value(text) if text else None for text in listed)
         if self._spec.dtype == "|S":
             return np.array(listed, np.bytes_)
