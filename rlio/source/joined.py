@@ -127,6 +127,11 @@ class JoinedRoots(Source):
         segment.root.keeps_pictures = self.keeps_pictures
         return segment.root.open_segment(segment.segment)
 
+    def stated_groups(self, segment: StoredSegment) -> Sequence[int] | None:
+        """See `Source.stated_groups`."""
+        assert isinstance(segment, _Part)
+        return segment.root.stated_groups(segment.segment)
+
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`."""
         assert isinstance(segment, _Part)
