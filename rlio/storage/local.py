@@ -110,23 +110,18 @@ class LocalFolder:
 
     def read(self, path: str, start: int, stop: int | None) -> bytes:
         """Bytes ``[start, stop)`` of a regular file; fewer at its end."""
-        fd, size = self._open(path)
-        try:
-            if start:
-                os.lseek(fd, start, os.SEEK_SET)
+        with self._open(path) as fd, open(fd, "rb", buffering=0, closefd=False) as file:
+            file.seek(start)
             if stop is None:
-                with open(fd, "rb", buffering=0, closefd=False) as file:
-                    return file.readall()
+                return file.readall()
             parts: list[bytes] = []
             # Not more than the file has: read() allocates what is requested.
-            missing = min(stop, size) - start
+            missing = min(stop, os.fstat(fd).st_size) - start
             # The loop serves files larger than one read() returns (2 GiB on Linux).
-            while missing > 0 and (part := os.read(fd, missing)):
+            while missing > 0 and (part := file.read(missing)):
                 parts.append(part)
                 missing -= len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
-        finally:
-            os.close(fd)
 
     def put(self, path: str, data: memoryview) -> None:
         """Create or replace ``path`` with ``data``: readers see the old object or the whole new one."""
@@ -228,7 +223,8 @@ class LocalFolder:
             held: bool | None
             try:
                 folder = stack.enter_context(self.folder(folders))
-                fd = folder.open(name, _READ)
+                with folder.refusing_links(name):
+                    fd = os.open(folder.at(name), _READ, dir_fd=folder.fd)
                 stack.callback(os.close, fd)
                 held = try_lock(fd)
             except (FileNotFoundError, NotADirectoryError):
@@ -250,43 +246,41 @@ class LocalFolder:
 
     # ---- inside ----
 
-    def _open(self, path: str) -> tuple[int, int]:
-        """A descriptor of a regular file, which the caller closes, and the size of the file."""
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[int]:
+        """A descriptor of a regular file."""
         *folders, name = path.split("/")
-        folder = self._opened(folders)
-        try:
-            fd = folder.open(name, _READ)
-        finally:
-            folder.close()
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode):
-            return fd, status.st_size
-        os.close(fd)
-        raise UnsafeData(
-            f"{excerpt(path)} is not a regular file: a folder, pipe or device is never read", uri=self.root
-        )
+        with self.folder(folders) as folder:
+            with folder.refusing_links(name):
+                fd = os.open(folder.at(name), _READ, dir_fd=folder.fd)
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise UnsafeData(
+                        f"{excerpt(path)} is not a regular file: a folder, pipe or device is never read",
+                        uri=self.root,
+                    )
+                yield fd
+            finally:
+                os.close(fd)
 
     @contextlib.contextmanager
     def folder(self, parts: list[str], *, create: bool = False) -> Iterator[_Folder]:
         """The folder that ``parts`` lead to from the root, without following links."""
-        folder = self._opened(parts, create=create)
-        try:
-            yield folder
-        finally:
-            folder.close()
-
-    def _opened(self, parts: list[str], *, create: bool = False) -> _Folder:
-        """Like `folder`; the caller closes it."""
-        folder = _Folder(self.root, os.open(self.root, _FOLDER) if _HAS_OPENAT else None)
-        for part in parts:
-            parent = folder
-            try:
+        with contextlib.ExitStack() as stack:
+            folder = _Folder(self.root, None)
+            if _HAS_OPENAT:
+                folder.fd = os.open(self.root, _FOLDER)
+                stack.callback(os.close, folder.fd)
+            for part in parts:
                 if create:
-                    self._make(parent, part)
-                folder = parent.child(part)
-            finally:
-                parent.close()
-        return folder
+                    self._make(folder, part)
+                child = _Folder(os.path.join(folder.path, part), None)
+                with folder.refusing_links(part):
+                    if _HAS_OPENAT:
+                        child.fd = os.open(part, _FOLDER | _NO_FOLLOW, dir_fd=folder.fd)
+                        stack.callback(os.close, child.fd)
+                folder = child
+            yield folder
 
     def _make(self, folder: _Folder, name: str) -> None:
         """Create the folder ``name`` if it does not exist. Its name is durable before its content."""
@@ -435,32 +429,13 @@ class _Folder:
         except OSError as error:
             logger.warning("could not remove the unfinished %s/%s: %s", self.path, name, error)
 
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-
-    def child(self, name: str) -> _Folder:
-        """Open a folder in this one."""
-        path = os.path.join(self.path, name)
-        if _HAS_OPENAT:
-            return _Folder(path, self.open(name, _FOLDER | _NO_FOLLOW))
-        self._refuse_link(name)
-        return _Folder(path, None)
-
-    def _refuse_link(self, name: str) -> None:
-        if os.path.islink(os.path.join(self.path, name)):
+    @contextlib.contextmanager
+    def refusing_links(self, name: str) -> Iterator[None]:
+        """Turn the error of opening a link into `UnsafeData`; without O_NOFOLLOW, check for links first."""
+        if not _HAS_OPENAT and os.path.islink(os.path.join(self.path, name)):
             raise self._link(name)
-
-    def open(self, name: str, flags: int) -> int:
-        """A descriptor of the child ``name``.
-
-        Raises:
-            UnsafeData: It is a link. Without O_NOFOLLOW, that is looked at first.
-        """
-        if not _HAS_OPENAT:
-            self._refuse_link(name)
         try:
-            return os.open(self.at(name), flags, dir_fd=self.fd)
+            yield
         except OSError as error:
             # Linux returns ENOTDIR for a link to a folder; both codes also have other causes.
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
@@ -92,11 +94,13 @@ class OthersFolder(LocalFolder):
         full = os.path.join(self.root, path) if path else self.root
         return inside(full, self.bound) if os.path.lexists(full) else full
 
-    def _open(self, path: str) -> tuple[int, int]:
+    @contextmanager
+    def _open(self, path: str) -> Iterator[int]:
         real, folder = self.real(path), self._all
         if self._blobs is not None and os.path.dirname(real) == self._blobs.root:
             folder = self._blobs
-        return folder._open(os.path.relpath(real, folder.root).replace(os.sep, "/"))
+        with folder._open(os.path.relpath(real, folder.root).replace(os.sep, "/")) as fd:
+            yield fd
 
     def exists(self, path: str) -> bool:
         """Whether a regular file or a folder exists there."""
