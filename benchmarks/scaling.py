@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import rlio
-from benchmarks import machine, object_store
+from benchmarks import machine, object_store, small_shards
 from benchmarks.report import replace_blocks, table
 from rlio.catalog.listing import list_shards
 from rlio.catalog.names import ShardName, sealed_name
@@ -59,6 +59,7 @@ class Sizes:
         stored: Those on an object store.
         in_memory: Those in memory.
         read: Those that are read, in shuffled order.
+        small: Those of small shards, whose work is compared with pyarrow's.
         rounds: Measured rounds; a call that takes long is measured once.
     """
 
@@ -72,11 +73,17 @@ class Sizes:
     stored: tuple[tuple[int, int], ...] = ((10**3, 10**2), (10**4, 10**2), (10**4, 10**3))
     in_memory: tuple[tuple[int, int], ...] = ((10**3, 10), (10**4, 10))
     read: tuple[tuple[int, int], ...] = ((10**3, 10**2), (10**4, 10**2), (10**5, 10**2))
+    small: tuple[tuple[int, int], ...] = ((500, 5), (1000, 5), (2000, 5), (4000, 5))
     rounds: int = 3
 
 
 TINY = Sizes(
-    listed=((1200, 10), (1200, 40)), stored=((1100, 5),), in_memory=((1100, 5),), read=((30, 2),), rounds=1
+    listed=((1200, 10), (1200, 40)),
+    stored=((1100, 5),),
+    in_memory=((1100, 5),),
+    read=((30, 2),),
+    small=((30, 2), (60, 2)),
+    rounds=1,
 )
 
 
@@ -238,6 +245,12 @@ def _read(root: str) -> dict[str, Measured]:
     return found
 
 
+def _small(root: str, rounds: int) -> dict[str, Measured]:
+    """Small shards, beside pyarrow."""
+    found = small_shards.measure(root, rounds)
+    return {name: Measured(each["seconds"], each["cpu"], None) for name, each in found.items()}
+
+
 # ---- data sets ----
 
 
@@ -342,11 +355,17 @@ def _run_read(root: Path, shards: int, writers: int, rounds: int) -> Any:
     return _child("_read", root=str(root))
 
 
+def _run_small(root: Path, shards: int, writers: int, rounds: int) -> Any:
+    small_shards.make(root, shards, writers)
+    return _child("_small", root=str(root), rounds=min(rounds, 2))
+
+
 PARTS: dict[str, Callable[[Path, int, int, int], Any]] = {
     "listed": _run_listed,
     "stored": _run_stored,
     "in_memory": _run_in_memory,
     "read": _run_read,
+    "small": _run_small,
 }
 
 
@@ -558,6 +577,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "following": _following,
     "reading": _reading,
     "sharing": _sharing,
+    "small": lambda run: small_shards.show(run.get("small", ())),
     "constants": _constants,
     "petabyte": _petabyte,
 }
@@ -572,6 +592,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     parser.add_argument("--from", dest="from_json", type=Path, metavar="FILE", help="show what was measured")
     parser.add_argument("--report", type=Path, metavar="PAGE", help="write the tables into this page")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw how small shards cost, as SVG")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure is not None:
@@ -592,6 +613,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write("".join(f"{name}\n\n{text}\n" for name, text in blocks.items()))
     if options.report is not None:
         replace_blocks(options.report, blocks)
+    if options.picture is not None:
+        small_shards.draw(run["small"], options.picture)
 
 
 @contextmanager

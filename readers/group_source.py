@@ -1,8 +1,9 @@
 """Groups of a source in an order; `ColdPass` cuts its batches from them.
 
 A position is the number of a unit (step, sequence or joint step) within an epoch. Recorded order opens only
-the current segment. Shuffled order opens all once, because it needs the units of each
-group. With a filter, only the passing rows have positions; they are found before the order is drawn.
+the current segment. Shuffled order needs the units of each group, and opens all segments once if their
+sources do not state them (`Source.stated_groups`). With a filter, only the passing rows have positions; they
+are found before the order is drawn.
 """
 
 from __future__ import annotations
@@ -152,7 +153,12 @@ class GroupSource(ABC):
         """Each segment with its groups that have live rows, and the units of each group."""
         source = self._reader.source
         if self._matches is None:
-            for segment, spans in self._reader.in_turn(source.segments, footers=True):
+            unstated = [each for each in source.segments if self._reader.stated_spans(each) is None]
+            opened = self._reader.in_turn(unstated, footers=True)
+            for segment in source.segments:
+                spans = self._reader.stated_spans(segment)
+                if spans is None:
+                    _, spans = next(opened)
                 yield segment, [(span, span.units) for span in spans]
             return
         passing = total = 0
@@ -300,6 +306,11 @@ class RecordedOrder(GroupSource):
         segment = self._segments[number]
         if in_turn and self._reads_ahead and segment != self._opened[0]:
             self._reader.expect(segment, partial(self._coming, number))
+        if in_turn and self._matches is None and position == self._starts[number]:
+            stop = bisect_right(self._starts, self._bounds[1]) - 1
+            joined = self._reader.read_joined(self._segments, number, stop)
+            if joined is not None:
+                return _Group(position, self._starts[number + len(joined[0])], joined[1])
         spans, starts = self._spans_in(segment)
         index = bisect_right(starts, position - self._starts[number]) - 1
         if index >= len(spans):
@@ -499,12 +510,26 @@ class WindowedOrder(GroupSource):
 
     def _runs_of(self, epoch: int, window: WindowRef) -> Iterator[tuple[int, Folded | None]]:
         """What is read together of a window: the number of its units, and the units; None: they are lost."""
-        for segment, found in self._segments_of(window):
+        found = [
+            (segment, {span: count for _, span, count in spans})
+            for segment, spans in self._segments_of(window)
+        ]
+        segments, stop = [segment for segment, _ in found], 0
+        for at, (segment, units) in enumerate(found):
+            if at < stop:
+                continue
             self._reader.expect(segment, partial(self._coming, epoch, window, segment))
-            units = {span: count for _, span, count in found}
-            for spans, folded in self._reader.runs(segment, list(units)):
+            joined = self._reader.read_joined(segments, at) if self._matches is None else None
+            if joined is not None:
+                stop = at + len(joined[0])
+                yield joined[1].batch.agent_steps(), joined[1]
+                continue
+            stored: Sequence[Span] = list(units)
+            if self._matches is None:
+                stored = self._reader.as_stored(segment, stored)
+            for spans, folded in self._reader.runs(segment, stored):
                 passed = None if folded is None else self._passed(segment, spans, folded)
-                yield sum(units[span] for span in spans), passed
+                yield sum(units.get(span, span.units) for span in spans), passed
 
     def _segments_of(self, window: WindowRef) -> Iterator[tuple[StoredSegment, Iterator[_Counted]]]:
         return groupby(self._groups[window.groups.start : window.groups.stop], itemgetter(0))

@@ -697,6 +697,12 @@ class Schema:
         return any(spec.codec == "video" for spec in self.columns.values())
 
     @cached_property
+    def has_fixed_rows(self) -> bool:
+        """Whether all rows take the same memory, so that row groups are filled to `group_rows`."""
+        kinds = {spec.kind for spec in self.columns.values()}
+        return kinds <= {"scalar", "list", "bytes", "none"} and not self.stacked
+
+    @cached_property
     def stacked(self) -> dict[str, tuple[str, FrameStack]]:
         """Physical column of stacked ``obs`` -> that of its ``new_obs``, and the stack's axis and depth.
 

@@ -8,12 +8,13 @@ is decoded. The rest depends on pyarrow: a file forged with right CRCs is as saf
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -84,6 +85,8 @@ class _Form(NamedTuple):
         bounded: Number -> name of the columns of Parquet that may have bounds.
         places: Name of a column -> the numbers of its columns of Parquet: a struct has several.
         partial: Columns of which some rows have no value.
+        texts: Those that may hold texts.
+        is_plain: Whether the rows are of one agent, in no sequences, and without frames that rows share.
     """
 
     schema: Schema
@@ -91,6 +94,8 @@ class _Form(NamedTuple):
     bounded: Mapping[int, str]
     places: Mapping[str, range]
     partial: Collection[str]
+    texts: frozenset[str]
+    is_plain: bool
 
 
 def _form_of(text: bytes, limits: Limits) -> _Form:
@@ -99,10 +104,31 @@ def _form_of(text: bytes, limits: Limits) -> _Form:
     fields = pa.schema(file_fields(schema))
     ends = [0, *accumulate(len([*nested_leaves(each)]) for each in fields)]
     places = {each.name: range(*ends[n : n + 2]) for n, each in enumerate(fields)}
-    return _Form(schema, fields, bounded_columns(schema, places), places, nullable_columns(schema))
+    plain = len(schema.policies) == 1 and not (schema.multi_agent or schema.stacked or schema.has_pictures)
+    plain = plain and not any(policy.has_sequences for policy in schema.policies.values())
+    kinds = {name: spec.kind for name, spec in schema.columns.items()} | {BATCH: "text"}
+    texts = frozenset(name for name, kind in kinds.items() if kind in ("text", "json", "nested"))
+    bounded, partial = bounded_columns(schema, places), nullable_columns(schema)
+    return _Form(schema, fields, bounded, places, partial, texts, plain)
 
 
 _known_form = lru_cache(maxsize=32)(_form_of)
+
+
+@lru_cache(maxsize=32)
+def _checked_provenance(text: bytes, limits: Limits) -> bytes:
+    """The text of a provenance, which is JSON and may be parsed. Most shards of a root have the same one."""
+    limits.check_json(text, "a provenance")
+    json.loads(text)
+    return text
+
+
+def _reader(source: Any, *, texts: list[str], metadata: Any = None) -> Any:
+    """A reader of Parquet. Of columns of ``texts``, it decodes each distinct value once.
+
+    The size of their values over all rows is measured before they are expanded.
+    """
+    return pq.ParquetFile(source, metadata=metadata, read_dictionary=texts, pre_buffer=False)
 
 
 @dataclass(frozen=True)
@@ -196,6 +222,10 @@ class ShardFile:
         self._limits = limits
         self._fetch = fetch
         self._size = size
+        # All bytes of a small shard, which came with its footer, until its rows are decoded.
+        self._whole: bytes | None = None
+        # Reads the row group of such a shard, if it has one.
+        self._reader: Any = None
         footer = self._read_footer(footer_crc32)
         self._footer_start = size - len(footer)
         if b"ARROW:schema" in footer or b"ARROW:extension" in footer:
@@ -214,7 +244,11 @@ class ShardFile:
     def _read_metadata(self, footer: bytes) -> None:
         """Read the contents of a checked footer."""
         limits = self._limits
-        self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
+        if self._whole is None:
+            self._metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer))
+        else:  # Decodes the footer, which is the checked one, and no page.
+            self._reader = _reader(pa.BufferReader(self._whole), texts=[BATCH])
+            self._metadata = self._reader.metadata
         written = self._metadata.metadata or {}
         text = written[b"rlio.schema"]
         known = _known_form if len(text) <= _KNOWN_BYTES else _form_of
@@ -224,13 +258,20 @@ class ShardFile:
         self.groups: list[GroupInfo] = _group_infos(written[b"rlio.groups"], self._metadata.num_row_groups)
         self.rows: list[int] = [info.rows for info in self.groups]
         self.units: list[int] = [info.units for info in self.groups]
-        limits.check_json(written[b"rlio.provenance"], "a provenance")
-        self.provenance: dict[str, Any] = json.loads(written[b"rlio.provenance"])
+        self._provenance = _checked_provenance(written[b"rlio.provenance"], limits)
         self._packed_streams = written[b"rlio.streams"]
         self._check_groups()
+        if len(self.groups) != 1:  # Of several groups, pyarrow may have only the bytes of the one it decodes.
+            self._reader = None
         found = self._metadata.schema.to_arrow_schema()
         if not found.equals(self._fields):
             raise CorruptData(f"its columns do not match its schema: {excerpt(str(found))}")
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What made the data; see `rlio.schemas.provenance`."""
+        found: dict[str, Any] = json.loads(self._provenance)
+        return found
 
     @cached_property
     def _bounds(self) -> list[Mapping[str, Bounds]]:
@@ -275,20 +316,72 @@ class ShardFile:
             CorruptData: Its bytes fail their CRC or do not fit the schema; ``record`` is the group's number.
             MissingColumn: No policy of this shard has one of ``columns``.
         """
-        info = self.groups[index]
-        wanted = self._wanted(columns)
-        data = self._fetch(
-            info.start, info.stop
-        )  # Failures of the store are not damage: they pass through unchanged.
+        info, wanted = self.groups[index], self._wanted(columns)
+        table = self._table(index, wanted, batches)
+        with self._damage_of(index):
+            arrays = _arrays(table)
+            _check_streams(arrays[STREAM].to_numpy(), len(self.streams))
+            return self._assemble(info, arrays, wanted, self.streams.policy)
+
+    @property
+    def form(self) -> object | None:
+        """What shards must share to be decoded together, see `read_joined`; None: this one cannot be."""
+        return self._form if self._form.is_plain and self._reader is not None else None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the shard that this object keeps until they are decoded."""
+        return len(self._whole or b"")
+
+    @staticmethod
+    def read_joined(files: Sequence[ShardFile], *, columns: Sequence[str] | None = None) -> DecodedGroup:
+        """Decode the rows of shards of one `form` as one group: each group costs as much as many rows.
+
+        Raises:
+            CorruptData: One of them is damaged: read them one by one.
+            MissingColumn: See `read_group`.
+        """
+        first = files[0]
+        wanted = first._wanted(columns)
+        tables = [file._table(0, wanted, True) for file in files]
+        infos = [file.groups[0] for file in files]
+        with first._damage_of(0):
+            rows = np.array([info.rows for info in infos])
+            policies = [file.streams.policy for file in files]
+            known = np.array([len(each) for each in policies])
+            arrays = _arrays(pa.concat_tables(tables))
+            stream, distance = arrays[STREAM].to_numpy(), arrays[NEXT].to_numpy()
+            _check_streams(stream, np.repeat(known, rows))
+            ends = np.repeat(np.cumsum(rows), rows)
+            if (np.arange(len(ends)) + distance >= ends).any():
+                raise CorruptData("a link in _next leaves its row group")
+            arrays[STREAM] = pa.array(stream + np.repeat(np.cumsum(known) - known, rows).astype(np.int32))
+            units, env_steps = sum(info.units for info in infos), sum(info.env_steps for info in infos)
+            info = GroupInfo(0, 0, 0, len(ends), units, env_steps)
+            return first._assemble(info, arrays, wanted, [*chain.from_iterable(policies)])
+
+    def _bytes_of(self, info: GroupInfo) -> bytes:
+        """The bytes of a row group, which are checked and not kept.
+
+        Raises:
+            CorruptData: They do not match their CRC-32.
+        """
+        whole, self._whole = self._whole, None
+        # Failures of the store are not damage: they pass through unchanged.
+        data = self._fetch(info.start, info.stop) if whole is None else whole[info.start : info.stop]
+        if len(data) != info.stop - info.start or zlib.crc32(data) != info.crc32:
+            raise CorruptData(
+                f"the bytes of the row group do not match their CRC-32; its {info.rows} rows are lost",
+                uri=self.uri,
+                record=self.groups.index(info),
+            )
+        return data
+
+    @contextlib.contextmanager
+    def _damage_of(self, index: int) -> Iterator[None]:
+        """Name the row group in errors, and make those of a forged one `CorruptData`."""
         try:
-            if len(data) != info.stop - info.start or zlib.crc32(data) != info.crc32:
-                raise CorruptData(
-                    f"the bytes of the row group do not match their CRC-32; its {info.rows} rows are lost",
-                    uri=self.uri,
-                    record=index,
-                )
-            decoded = self._decode(index, info, data, wanted, batches)
-            return self._assemble(info, decoded, wanted)
+            yield
         except _MALFORMED as error:
             if isinstance(error, MemoryError) or (isinstance(error, CorruptData) and error.uri):
                 raise
@@ -298,8 +391,14 @@ class ShardFile:
 
     def _read_footer(self, footer_crc32: int) -> bytes:
         """Return the footer's bytes, checked: metadata, its length, and the closing magic."""
+
+        def fetch(start: int, stop: int) -> bytes:
+            data = self._fetch(start, stop)
+            self._whole = data if start == 0 else None
+            return data
+
         try:
-            footer = read_footer(self._fetch, self._size, limits=self._limits)
+            footer = read_footer(fetch, self._size, limits=self._limits)
         except CorruptData as error:
             raise_at(error, uri=self.uri)
         if zlib.crc32(footer) != footer_crc32:
@@ -337,51 +436,57 @@ class ShardFile:
         names = frozenset(columns)
         return [leaf for leaf in leaves if is_named(leaf, names)]
 
-    def _decode(
-        self, index: int, info: GroupInfo, data: bytes, wanted: list[Leaf], batches: bool
-    ) -> dict[str, pa.Array]:
-        """Decode the checked bytes of one group."""
+    def _table(self, index: int, wanted: list[Leaf], batches: bool) -> Any:
+        """Check and decode the bytes of one group: the columns that the leaves need."""
+        info = self.groups[index]
+        data = self._bytes_of(info)
+        with self._damage_of(index):
+            chosen = self._chosen(wanted, batches)
+            texts = self._checked_chunks(index, chosen)
+            reader, self._reader = self._reader, None
+            if reader is None or texts != [BATCH]:
+                file = pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r")
+                reader = _reader(file, texts=texts, metadata=self._metadata)
+            table = reader.read_row_group(
+                index,
+                columns=None if len(chosen) == len(self._fields) else chosen,
+                # A thread of Arrow may drop its buffers after the table is returned. It cannot free Python's
+                # memory while the interpreter exits: the process would abort.
+                use_threads=False,
+            )
+            if table.num_rows != info.rows:
+                raise CorruptData(f"found {table.num_rows} rows, the footer lists {info.rows}")
+            # Forged pages may decode to arrays that break Arrow's rules, and all later code relies on these.
+            table.validate(full=True)
+            return table
+
+    def _chosen(self, wanted: list[Leaf], batches: bool) -> list[str]:
+        """The columns of the file to decode."""
         names = {leaf.physical for leaf in wanted}
         links = {new.physical: obs.physical for p in self.schema.policies.values() for obs, new in p.linked}
         names |= {links[name] for name in names if name in links}
         names |= {name + OLDER for name in names}
         names |= {NEXT, STREAM} | ({BATCH} if batches else set())
-        chosen = [name for name in self._fields.names if name in names]
-        chunks = self._checked_chunks(index, chosen)
-        file = pq.ParquetFile(
-            pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r"),
-            metadata=self._metadata,
-            # Read each distinct text once: its size over all rows is measured before it is expanded.
-            read_dictionary=[
-                chunk.path_in_schema
-                for name in chosen
-                for chunk in chunks[name]
-                if self._has_texts(name) and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
-            ],
-            pre_buffer=False,
-        )
-        table = file.read_row_group(
-            index,
-            columns=None if len(chosen) == len(self._fields) else chosen,
-            # A thread of Arrow may drop its buffers after the table is returned. It cannot free Python's
-            # memory while the interpreter exits: the process would abort.
-            use_threads=False,
-        )
-        if table.num_rows != info.rows:
-            raise CorruptData(f"found {table.num_rows} rows, the footer lists {info.rows}")
-        # Forged pages may decode to arrays that break Arrow's rules, and all later code relies on these.
-        table.validate(full=True)
-        return {name: _one_chunk(table.column(name)) for name in chosen}
+        return [name for name in self._fields.names if name in names]
 
-    def _checked_chunks(self, index: int, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the footer's entries for some columns of a group; refuse them if they exceed the limits."""
+    def _checked_chunks(self, index: int, names: Sequence[str]) -> list[str]:
+        """Refuse columns of a group that exceed the limits; returns those with a dictionary of texts.
+
+        A dictionary has one value once, however many lists have it.
+        """
         group, limits = self._metadata.row_group(index), self._limits
-        places = self._form.places
-        found = {name: [group.column(number) for number in places[name]] for name in names}
-        chunks = [chunk for each in found.values() for chunk in each]
-        unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
-        # A dictionary has one value once, however many lists have it.
-        decoded = sum(_WIDTHS.get(chunk.physical_type, 0) * chunk.num_values for chunk in chunks)
+        unpacked = decoded = stored = 0
+        texts = []
+        for name in names:
+            has_texts = name in self._form.texts
+            for number in self._form.places[name]:
+                chunk = group.column(number)
+                kind = chunk.physical_type
+                unpacked += chunk.total_uncompressed_size
+                decoded += _WIDTHS.get(kind, 0) * chunk.num_values
+                stored += chunk.total_compressed_size
+                if has_texts and kind == "BYTE_ARRAY" and chunk.has_dictionary_page:
+                    texts.append(chunk.path_in_schema)
         if decoded > limits.group_bytes:
             raise UnsafeData(f"values of {decoded} bytes in one row group, more than {limits.group_bytes}")
         if unpacked > limits.group_bytes:
@@ -389,17 +494,12 @@ class ShardFile:
                 f"columns of {unpacked} bytes in one row group, more than {limits.group_bytes}; raise "
                 "Limits.group_bytes if the data are yours"
             )
-        stored = sum(chunk.total_compressed_size for chunk in chunks)
         limits.check_inflation(stored, unpacked, "a row group")
-        return found
+        return texts
 
     def _is_text(self, name: str) -> bool:
         spec = self.schema.columns.get(name)
         return name == BATCH if spec is None else spec.kind in ("text", "json")
-
-    def _has_texts(self, name: str) -> bool:
-        spec = self.schema.columns.get(name)
-        return self._is_text(name) or (spec is not None and spec.kind == "nested")
 
     def _measured_text(self, name: str, array: pa.Array) -> pa.DictionaryArray:
         """Measure a column of texts before each value is expanded over the rows that have it."""
@@ -412,13 +512,13 @@ class ShardFile:
             raise UnsafeData(f"a column of {size} bytes of text", uri=self.uri, column=name)
         return array
 
-    def _assemble(self, info: GroupInfo, decoded: dict[str, pa.Array], wanted: list[Leaf]) -> DecodedGroup:
+    def _assemble(
+        self, info: GroupInfo, decoded: dict[str, pa.Array], wanted: list[Leaf], policy: Sequence[str]
+    ) -> DecodedGroup:
         """Build the columns from the decoded arrays, with observations rebuilt."""
         texts = {name: self._measured_text(name, decoded[name]) for name in decoded if self._is_text(name)}
         decoded = {**decoded, **texts}
         stream, distance = decoded[STREAM].to_numpy(), decoded[NEXT].to_numpy()
-        if len(stream) and not 0 <= int(stream.min()) <= int(stream.max()) < len(self.streams):
-            raise CorruptData("a row belongs to no stream")
         for name, spec in self.schema.columns.items():
             if name in decoded and spec.structure is not None:
                 padding = 4 if spec.structure.has_padding else 0
@@ -438,7 +538,7 @@ class ShardFile:
             info,
             columns,
             stream,
-            self.streams.policy,
+            policy,
             distance,
             *_batches(decoded.get(BATCH)),
             frames,
@@ -616,6 +716,16 @@ def _batches(array: Any) -> tuple[list[str], NDArray[np.int64]]:
         return [], np.empty(0, np.int64)
     has = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
     return array.drop_null().to_pylist(), np.flatnonzero(has)
+
+
+def _check_streams(stream: NDArray[np.int32], known: NDArray[np.int64] | int) -> None:
+    """Check that each row belongs to one of the ``known`` streams."""
+    if ((stream < 0) | (stream >= known)).any():
+        raise CorruptData("a row belongs to no stream")
+
+
+def _arrays(table: Any) -> dict[str, pa.Array]:
+    return {name: _one_chunk(table.column(name)) for name in table.column_names}
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

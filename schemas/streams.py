@@ -36,7 +36,7 @@ TABLE_COLUMNS = (*STREAM_COLUMNS, Columns.WEIGHTS_SEQ_NO)
 Columned: TypeAlias = Mapping[str, NDArray[Any]]
 _Key: TypeAlias = tuple[Hashable, ...]
 #: Columns of the table that earlier versions, and data without times, lack.
-_OPTIONAL = ("writer", "began", "written", "version")
+_OPTIONAL = frozenset(("writer", "began", "written", "version"))
 
 
 class Times:
@@ -132,16 +132,17 @@ class Streams:
     @classmethod
     def from_json(cls, written: Any) -> Streams:
         """Parse the written form, which may be hostile."""
-        names = set(vars(cls()))
-        if not isinstance(written, dict) or set(written) | {*_OPTIONAL} != names:
+        if not isinstance(written, dict) or written.keys() | _OPTIONAL != _KINDS.keys():
             raise CorruptData("the table of streams has unexpected columns")
         if not all(isinstance(values, list) for values in written.values()):
             raise CorruptData("the table of streams has columns that are not lists")
         if len({len(values) for values in written.values()}) > 1:
             raise CorruptData("the columns of the table of streams differ in length")
         _check_types(written)
-        missing: list[None] = [None] * len(written["policy"])
-        return cls(**{**{name: list(missing) for name in _OPTIONAL}, **written})
+        found = cls(**written)
+        for name in _OPTIONAL - written.keys():
+            setattr(found, name, [None] * len(found))
+        return found
 
     @classmethod
     def from_text(cls, text: bytes, *, rows: int) -> Streams:
@@ -155,8 +156,7 @@ class Streams:
             CorruptData: It is not such a table. (UnsafeData: it would take many times its size in memory.)
         """
         lists, commas = _structure(text)
-        fields = len(vars(cls()))
-        if lists > fields + 1 or commas > fields * max(rows, 1):
+        if lists > len(_KINDS) + 1 or commas > len(_KINDS) * max(rows, 1):
             raise UnsafeData(f"a table of streams of {lists} lists and {commas} values for {rows} rows")
         return cls.from_json(json.loads(text))
 

@@ -20,12 +20,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("scaling")
     scaling.make_names(folder / "names", 1200, 10)
     scaling.make_readable(folder / "shards", 30, 2)
+    scaling.small_shards.make(folder / "small", 30, 2)
     found = {
         "listed": scaling._child("_listed", root=str(folder / "names"), rounds=1),
         "in_memory": scaling._child("_in_memory", shards=1100, writers=5, rounds=1),
         "read": scaling._child("_read", root=str(folder / "shards")),
+        "small": scaling._child("_small", root=str(folder / "small"), rounds=1),
     }
-    sizes = {"listed": (1200, 10), "in_memory": (1100, 5), "read": (30, 2)}
+    sizes = {"listed": (1200, 10), "in_memory": (1100, 5), "read": (30, 2), "small": (30, 2)}
     return {
         "machine": scaling.machine.facts(),
         "rounds": 1,
@@ -64,6 +66,13 @@ def test_each_table_is_made_and_has_its_place_in_the_page(
     assert made in page.read_text(encoding="utf-8")
     rows = [line for line in made.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) <= 1
+
+
+def test_the_curves_of_small_shards_are_a_picture(run: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "curves.svg"
+    scaling.small_shards.draw([*run["small"], {**run["small"][0], "shards": 60}], file)
+    assert file.read_text(encoding="utf-8").count("<svg") == 1
 
 
 def test_what_was_measured_can_be_shown_again(

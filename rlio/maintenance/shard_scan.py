@@ -163,7 +163,8 @@ class ShardScan:
         if shard is None:
             return
         counts = shard.rows if isinstance(shard, JsonShard) else [group.rows for group in shard.groups]
-        self._position = self._crc32 = 0  # Start again: the footer was read out of order.
+        if self._position < self.ref.name.size:  # A small shard came as a whole with its footer.
+            self._position = self._crc32 = 0  # Start again: the footer was read out of order.
         first = 0
         for index, count in enumerate(counts):
             if isinstance(shard, JsonShard):

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
-from rlio.batch import Batch
+from rlio.batch import Batch, SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import ClosedError
 from rlio.read_options import ReadOptions
@@ -116,29 +118,50 @@ def _in_stores(leaf: Leaf) -> Leaf:
 def batches_of(reader: SpanReader, segments: Sequence[StoredSegment]) -> Iterator[Decoded]:
     """Decode the row groups of some segments, in order, short ones together; None in place of a lost one.
 
+    Short segments are decoded together too, and their rows are then those of one `Decoded` for each writer.
+
     Frame stacks come in parts, because decoding and packing a row of stacks takes over ten times the memory
     that the store keeps of it.
     """
     most = own_size(reader.source)
-    for segment, found in reader.in_turn(segments):
-        for spans, folded in reader.runs(segment, found):
+    at = 0
+    while at < len(segments):
+        reader.expect_in_turn(segments, at)
+        joined = reader.read_joined(segments, at, attributes=False)
+        if joined is not None:
+            at += len(joined[0])
+            yield from _by_writer(joined[0], unfold([joined[1]]))
+            continue
+        segment, at = segments[at], at + 1
+        for spans, folded in reader.runs(segment, reader.spans(segment)):
             if folded is None:
-                yield Decoded(segment, None, len(spans[0].rows))
+                yield Decoded((segment,), None, len(spans[0].rows))
             else:
                 for part in folded.parts(most):
-                    yield Decoded(segment, unfold([part]), part.batch.agent_steps())
+                    yield Decoded((segment,), unfold([part]), part.batch.agent_steps())
+
+
+def _by_writer(segments: Sequence[StoredSegment], batch: Batch) -> Iterator[Decoded]:
+    """The rows of whole segments, in order, in one batch for each writer."""
+    first = 0
+    assert isinstance(batch, SampleBatch)
+    for _, each in groupby(segments, attrgetter("writer")):
+        own = tuple(each)
+        rows = sum(segment.rows for segment in own)
+        yield Decoded(own, batch if rows == len(batch) else batch[first : first + rows], rows)
+        first += rows
 
 
 class Decoded(NamedTuple):
     """A row group, a part of one, or several.
 
     Attributes:
-        segment: The segment of the rows.
+        segments: The segment of the rows; or several of one writer, of which these are all rows.
         batch: The rows; None if they are lost.
         rows: Number of rows, present or lost.
     """
 
-    segment: StoredSegment
+    segments: tuple[StoredSegment, ...]
     batch: Batch | None
     rows: int
 
@@ -172,14 +195,26 @@ def build(given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows)
             if given.stop.is_set():
                 raise ClosedError("the store was closed while it was being built: open a new one")
             coming = thread.submit(next, decoded, None)
-            added, lost = parts[found.segment]
+            segment = found.segments[0]
+            added, lost = parts[segment]
             if found.batch is None:
-                parts[found.segment] = SegmentRows(added, lost + found.rows)
+                parts[segment] = SegmentRows(added, lost + found.rows)
             else:
-                more = rows.add(found.batch, writer=found.segment.writer)
-                parts[found.segment] = SegmentRows(more if added is None else _joined(added, more), lost)
+                more = rows.add(found.batch, writer=segment.writer)
+                if len(found.segments) > 1:
+                    parts.update(_divided(more, found.segments))
+                else:
+                    parts[segment] = SegmentRows(more if added is None else _joined(added, more), lost)
             given.progress(found.rows)
     return list(parts.values())
+
+
+def _divided(added: AddedRows, segments: Sequence[StoredSegment]) -> dict[StoredSegment, SegmentRows]:
+    """Divide rows of one agent that were added together among their segments."""
+    ((pid, (first, _)),) = added.rows.items()
+    starts = accumulate((segment.rows for segment in segments), initial=first)
+    pairs = zip(segments, starts, strict=False)
+    return {each: SegmentRows(replace(added, rows={pid: (start, each.rows)})) for each, start in pairs}
 
 
 def _joined(one: AddedRows, other: AddedRows) -> AddedRows:

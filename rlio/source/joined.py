@@ -144,6 +144,11 @@ class JoinedRoots(Source):
         assert isinstance(segment, _Part)
         return segment.root.ranges(segment.segment, opened, groups)
 
+    def stated_groups(self, segment: StoredSegment) -> Sequence[int] | None:
+        """See `Source.stated_groups`."""
+        assert isinstance(segment, _Part)
+        return segment.root.stated_groups(segment.segment)
+
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`."""
         assert isinstance(segment, _Part)

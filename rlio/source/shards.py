@@ -108,6 +108,10 @@ class ParquetShard(ShardFile):
             return folded
         return replace(folded, batch=pictures_decoded(folded.batch, self.uri, index))
 
+    def joined(self, others: Sequence[ParquetShard], columns: Sequence[str] | None) -> Folded:
+        """See `rlio.source.source.OpenSegment`."""
+        return to_folded(self.read_joined([self, *others], columns=columns), columns=columns)
+
 
 def open_shard(
     storage: Storage,

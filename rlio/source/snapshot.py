@@ -284,6 +284,21 @@ class DatasetSnapshot(Described, Source):
             return ()
         return ranges_of(self.storage, segment.ref, opened, groups)
 
+    @cached_property
+    def _group_rows(self) -> int | None:
+        """Rows of all row groups but a shard's last; None: they depend on values, or on the writer."""
+        found = {schema.group_rows if schema.has_fixed_rows else None for schema in self.schemas.values()}
+        return found.pop() if len(found) == 1 else None
+
+    def stated_groups(self, segment: StoredSegment) -> list[int] | None:
+        """See `Source.stated_groups`: from the number of rows in the shard's name."""
+        assert isinstance(segment, Segment)
+        name, most = segment.ref.name, self._group_rows
+        if most is None or name.suffix != "parquet":
+            return None
+        full, rest = divmod(name.rows, most)
+        return [most] * full + [rest] * (rest > 0)
+
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """See `Source.streams`: from the table in the footer of the shard, if all of its rows are live."""
         assert isinstance(segment, Segment)

@@ -124,6 +124,13 @@ class Source(ABC):
         """
         return ()
 
+    def stated_groups(self, segment: StoredSegment) -> Sequence[int] | None:
+        """Rows of each group of a segment's file, if that is stated without opening it; None: open it.
+
+        Orders rely on them and are the same if the file has others, which then take longer to read.
+        """
+        return None
+
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         """The episodes in a segment, with the sums of their rewards: NaN if the rows have none.
 
@@ -287,6 +294,10 @@ class OpenSegment(Protocol):
     Where groups that follow each other cost less if they are decoded together, it may have two more:
     ``run_rows``, up to how many rows, and ``read_run(groups, columns)``, which is `read_folded` of a range of
     groups. If one of them is damaged, the whole call raises, and the groups are then read one by one.
+
+    Likewise for whole segments of one group each: ``form``, the same object in those that can be decoded
+    together (None: this one cannot), ``held_bytes``, what it keeps in memory until then, and
+    ``joined(others, columns)``, which is `read_folded` of all of them. If one of them is damaged, it raises.
     """
 
     schema: Schema

@@ -161,8 +161,14 @@ class SpanReader:
         #: The damaged places.
         self.damage: Damage = damage or Damage()
         self._open: OpenFiles[str, OpenSegment] = OpenFiles(_OPEN_SEGMENTS)
-        self._damaged: set[tuple[str, int]] = set()
+        # Path, group, and first row of the part of the group.
+        self._damaged: set[tuple[str, int, int]] = set()
         self._plan = source.plan()
+        # Whether short segments may be read together, and those that must not be.
+        self._joins = True
+        self._alone: set[str] = set()
+        # A segment that could not be opened ahead of its turn, and why.
+        self._failed: tuple[str, Exception] | None = None
 
     def with_options(self, options: GroupOptions, counting: Counting) -> SpanReader:
         """Return a reader of other columns that shares the open segments, so each footer is read once."""
@@ -207,10 +213,15 @@ class SpanReader:
         self, segments: Sequence[StoredSegment], number: int, *, footers: bool = False
     ) -> list[Span]:
         """The `spans` of one of several segments, which are read in order from there on; see `in_turn`."""
-        groups = range(0) if footers else None
-        numbers = range(number, len(segments))
-        self.expect(segments[number], lambda: ((segments[n], groups) for n in numbers))
+        self.expect_in_turn(segments, number, footers=footers)
         return self.spans(segments[number])
+
+    def expect_in_turn(
+        self, segments: Sequence[StoredSegment], number: int, *, footers: bool = False
+    ) -> None:
+        """`expect` that segments are read in order from one of them on; ``footers``: only opened."""
+        groups, numbers = range(0) if footers else None, range(number, len(segments))
+        self.expect(segments[number], lambda: ((segments[n], groups) for n in numbers))
 
     def forget(self) -> None:
         """Drop what was requested: what is read next is requested again."""
@@ -227,7 +238,10 @@ class SpanReader:
         opened = self._open.get(path)
         if opened is not None:
             return opened
-        if (path, -1) in self._damaged:
+        if self._failed is not None and self._failed[0] == path:
+            error, self._failed = self._failed[1], None
+            raise error
+        if (path, -1, 0) in self._damaged:
             return None  # Its rows are skipped batch by batch, but it is opened only once.
         try:
             opened = self.source.open_segment(segment)
@@ -252,18 +266,34 @@ class SpanReader:
         if opened is None:
             units = segment.rows if self.counting.by_row else 0
             return [Span(-1, live, segment.first, units, False)]
-        found = []
-        starts = [0, *accumulate(opened.rows)]
-        for group, (start, stop) in enumerate(pairwise(starts)):
-            first, last = max(start, live.start), min(stop, live.stop)
-            if first >= last:
-                continue
-            rows = range(first - start, last - start)
-            whole = len(rows) == stop - start
-            number = segment.first - segment.skip + first
-            units = opened.units[group] if whole else self._count(segment, opened, group, rows)
-            found.append(Span(group, rows, number, len(rows) if self.counting.by_row else units, whole))
-        return found
+        found = _live_spans(segment, opened.rows)
+        if self.counting.by_row:
+            return found
+        return [
+            span._replace(
+                units=opened.units[span.group]
+                if span.whole
+                else self._count(segment, opened, span.group, span.rows)
+            )
+            for span in found
+        ]
+
+    def stated_spans(self, segment: StoredSegment) -> list[Span] | None:
+        """Return the `spans` of a segment that its source states without opening it; None: open it."""
+        stated = self.source.stated_groups(segment) if self.counting.by_row else None
+        return None if stated is None else _live_spans(segment, stated)
+
+    def as_stored(self, segment: StoredSegment, spans: Sequence[Span]) -> Sequence[Span]:
+        """Return what holds the rows of neighbouring `stated_spans`: these, or parts of other groups."""
+        if (
+            not self.counting.by_row
+            or self.source.stated_groups(segment) is None
+            or self.open(segment) is None
+        ):
+            return spans
+        rows = range(spans[0].first, spans[-1].end)
+        found = [_within(span, rows) for span in self.spans(segment)]
+        return [span for span in found if span.rows]
 
     def _count(self, segment: StoredSegment, opened: OpenSegment, group: int, rows: range) -> int:
         """Count the units of a part of a group; this needs its rows."""
@@ -296,7 +326,7 @@ class SpanReader:
             )
             self._check(folded.batch, span, segment)
         except (CorruptData, DataNotFound, SchemaError) as error:
-            self._lose(segment, span.group, self._weigh(segment, span), error)
+            self._lose(segment, span.group, self._weigh(segment, span), error, first=span.first)
             return None
         return replace(folded, batch=self.filled(folded.batch))
 
@@ -336,6 +366,69 @@ class SpanReader:
                 break
             parts.append(part)
         return at + len(parts), join_folded(parts)
+
+    def read_joined(
+        self,
+        segments: Sequence[StoredSegment],
+        at: int,
+        stop: int | None = None,
+        *,
+        attributes: bool = True,
+    ) -> tuple[Sequence[StoredSegment], Folded] | None:
+        """Read the whole segment at index ``at`` and short ones after it together.
+
+        Args:
+            segments: The segments, in order.
+            at: Index of the first to read.
+            stop: Index after the last that may be read; None: there is none.
+            attributes: Whether batches of rows must have the attributes that they were written with.
+
+        Returns:
+            The segments that were read, at least two, and all of their rows; None if the first must be read
+            by itself: it is not short, or one of them is damaged, which is then lost alone.
+        """
+        joins = self._joins and self.counting.by_row and at != stop
+        if not joins or segments[at].path in self._alone:
+            return None
+        found, opened = self._neighbours(segments, at, stop)
+        if len(found) < 2:
+            return None
+        with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
+            joined = opened[0].joined(opened[1:], self._columns(opened[0]))
+            whole = len(joined.batch) == sum(segment.rows for segment in found)
+            self._joins = not (attributes and joined.batch.num_grad_updates is not None)
+            if whole and self._joins:
+                return found, replace(joined, batch=self.filled(joined.batch))
+        self._alone = {segment.path for segment in found}
+        return None
+
+    def _neighbours(
+        self, segments: Sequence[StoredSegment], at: int, stop: int | None
+    ) -> tuple[list[StoredSegment], list[Any]]:
+        """The segment at index ``at``, and those after it that can be read with it, both opened."""
+        found: list[StoredSegment] = []
+        opened: list[Any] = []
+        rows = held = 0
+        for segment in islice(segments, at, stop):
+            rows += segment.rows
+            if rows > _RUN_ROWS:
+                break
+            try:
+                one: Any = self.open(segment)
+            except Exception as error:
+                if not found:
+                    raise
+                self._failed = segment.path, error  # It is raised in its turn.
+                break
+            form = getattr(one, "form", None)
+            if form is None or one.rows != [segment.rows]:
+                break
+            held += one.held_bytes
+            if (opened and form is not opened[0].form) or max(held, rows * one.schema.row_bytes) > _RUN_BYTES:
+                break
+            found.append(segment)
+            opened.append(one)
+        return found, opened
 
     def _end_of_run(self, spans: Sequence[Span], at: int, most: int) -> int:
         """Index after the spans from ``at`` on that are whole neighbouring groups of ``most`` rows in all."""
@@ -382,7 +475,13 @@ class SpanReader:
         return found or [column for column in has if not is_per_sequence(column)][:1]
 
     def _lose(
-        self, segment: StoredSegment, group: int, rows: int, error: CorruptData | DataNotFound | SchemaError
+        self,
+        segment: StoredSegment,
+        group: int,
+        rows: int,
+        error: CorruptData | DataNotFound | SchemaError,
+        *,
+        first: int = 0,
     ) -> None:
         """Count lost rows once, or raise.
 
@@ -394,11 +493,31 @@ class SpanReader:
             raise SegmentGone(self.source, segment, error) from error
         if not self.options.skip_damage:
             raise error
-        if (path, group) not in self._damaged:
-            self._damaged.add((path, group))
+        if (path, group, first) not in self._damaged:
+            self._damaged.add((path, group, first))
             self.skipped += rows
             self.damage.add(error)
             logger.warning("skipped %d rows: %s", rows, error)
+
+
+def _live_spans(segment: StoredSegment, groups: Sequence[int]) -> list[Span]:
+    """The live parts of groups of so many rows, which are units."""
+    live = range(segment.skip, segment.skip + segment.rows)
+    found = []
+    for group, (start, stop) in enumerate(pairwise([0, *accumulate(groups)])):
+        first, last = max(start, live.start), min(stop, live.stop)
+        if first < last:
+            rows = range(first - start, last - start)
+            number = segment.first - segment.skip + first
+            found.append(Span(group, rows, number, len(rows), len(rows) == stop - start))
+    return found
+
+
+def _within(span: Span, rows: range) -> Span:
+    """The part of a span whose rows have the given numbers within the writer."""
+    first, stop = max(span.first, rows.start), min(span.end, rows.stop)
+    own = span.rows[max(0, first - span.first) : max(0, stop - span.first)]
+    return span if len(own) == len(span.rows) else Span(span.group, own, first, len(own), False)
 
 
 def _all_rows(segment: StoredSegment, span: Span | None) -> int:
