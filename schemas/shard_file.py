@@ -439,11 +439,12 @@ class ShardFile:
     def _table(self, index: int, wanted: list[Leaf], batches: bool) -> Any:
         """Check and decode the bytes of one group: the columns that the leaves need."""
         info = self.groups[index]
+        # It decodes the bytes that came with the footer, which are checked now; later calls fetch others.
+        reader, self._reader = self._reader, None
         data = self._bytes_of(info)
         with self._damage_of(index):
             chosen = self._chosen(wanted, batches)
             texts = self._checked_chunks(index, chosen)
-            reader, self._reader = self._reader, None
             if reader is None or texts != [BATCH]:
                 file = pa.PythonFile(_GroupBytes(data, info.start, self._size), mode="r")
                 reader = _reader(file, texts=texts, metadata=self._metadata)
