@@ -164,7 +164,7 @@ def opened_roots(
     if isinstance(roots, (str, os.PathLike, DatasetSnapshot)):
         return opened(roots, at=cast("Snapshot | None", at), **options)
     snapshots = [None] * len(roots) if at is None else at
-    if isinstance(snapshots, Mapping) or len(snapshots) != len(roots):
+    if not isinstance(snapshots, Sequence) or len(snapshots) != len(roots):
         raise OptionError(
             f"at={excerpt(at)} with {len(roots)} data sets: expected a list with a snapshot, or None, for "
             "each"

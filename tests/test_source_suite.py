@@ -12,9 +12,11 @@ import pytest
 
 import rlio
 from rlio.batch import Batch, SampleBatch, concat_samples
+from rlio.dataset.file_dataset import FileDataset
 from rlio.limits import DEFAULT_LIMITS
 from rlio.maintenance.trim import trim
 from rlio.opening import open_files
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source
 from rlio.testing import SourceTests
 
@@ -313,3 +315,9 @@ def test_the_suite_finds_a_source_that_lies(test: str, stored: Path, tmp_path: P
         getattr(suite, test)()
     suite.lies = False
     getattr(suite, test)()
+
+
+def test_a_data_set_of_files_takes_all_of_the_contract_from_its_source() -> None:
+    """What it leaves to its base would look for the shards of a data set of rlio."""
+    contract = {name for name in vars(Source) if not name.startswith("__")}
+    assert contract & vars(DatasetSnapshot).keys() <= vars(FileDataset).keys()

@@ -21,6 +21,7 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.schema import Schema
 from rlio.schemas.streams import Streams
 from rlio.source.source import EpisodeInfo, FileSource, HoleCheck, OpenSegment, StoredSegment
+from rlio.storage.parallel import Plan, Range
 from rlio.support.clock import utc_time
 from rlio.support.words import counted
 
@@ -107,6 +108,22 @@ class FileDataset(OtherFiles, Dataset):
 
     def open_segment(self, segment: StoredSegment) -> OpenSegment:  # type: ignore[override]  # No shard.
         return self._source.open_segment(segment)
+
+    def plan(self) -> Plan | None:
+        return self._source.plan()
+
+    def ranges(
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+    ) -> Sequence[Range]:
+        return self._source.ranges(segment, opened, groups)
+
+    def stated_groups(self, segment: StoredSegment) -> list[int] | None:
+        found = self._source.stated_groups(segment)
+        return None if found is None else list(found)
+
+    @property
+    def stated_group_rows(self) -> int | None:  # type: ignore[override]  # The base has an attribute.
+        return self._source.stated_group_rows
 
     def streams(self, opened: OpenSegment, segment: StoredSegment) -> Streams:
         return self._source.streams(opened, segment)
