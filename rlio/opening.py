@@ -161,8 +161,8 @@ def opened_roots(
         OptionError: As `opened`; or ``at`` has another length, or a data set is in the list twice.
         DataNotFound, HoleError: As `opened`.
     """
-    if isinstance(roots, (str, os.PathLike, DatasetSnapshot)):
-        return opened(roots, at=cast("Snapshot | None", at), **options)
+    if not is_list(roots):
+        return opened(cast("Root", roots), at=cast("Snapshot | None", at), **options)
     snapshots = [None] * len(roots) if at is None else at
     if not isinstance(snapshots, Sequence) or len(snapshots) != len(roots):
         raise OptionError(

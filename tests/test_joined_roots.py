@@ -212,6 +212,10 @@ def test_a_list_with_a_data_set_twice_or_of_two_kinds_is_refused(roots: list[Pat
     for read in (rlio.read, rlio.ReplayStore.open):
         with pytest.raises(OptionError, match="a list has one kind"):
             read([roots[0], tmp_path / "rows.csv"])
+    for wrong in ([], 3, [3], [roots[0], None]):
+        for read in (rlio.read, rlio.DatasetReader, rlio.ReplayStore.open):
+            with pytest.raises(OptionError):
+                read(wrong)
     with pytest.raises(OptionError, match="several data sets are read by"):
         rlio.open_dataset(roots)
 
