@@ -46,7 +46,7 @@ from rlio.schemas.json_values import dump_value
 from rlio.schemas.schema import Leaf, leaf_name
 from rlio.schemas.structure import Structure
 
-__all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "nested_lists", "to_table"]
+__all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "arrow_times", "nested_lists", "to_table"]
 
 #: The column that names the policy of a row, in data of several agents.
 POLICY_ID: Final = "policy_id"
@@ -56,6 +56,41 @@ WRITER: Final = "_writer"
 
 _NOTE: Final = b"rlio.column"
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+#: Kind and unit of NumPy's times -> the unit that Arrow has for them.
+_ARROW_UNITS: Final = {
+    **{f"M{unit}": "D" for unit in ("W", "D")},
+    **{f"M{unit}": "s" for unit in ("h", "m", "s")},
+    **{f"m{unit}": "s" for unit in ("W", "D", "h", "m", "s")},
+    **{kind + unit: unit for kind in "mM" for unit in ("ms", "us", "ns")},
+}
+
+
+def arrow_times(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the same times in a unit that Arrow has; other values as they are.
+
+    Arrow itself takes ``datetime64[25s]`` for seconds, and cuts days to 32 bits.
+
+    Raises:
+        TypeError: Arrow has no such unit.
+        OverflowError: A time is beyond those of Arrow.
+    """
+    kind = values.dtype.kind
+    if kind not in "mM":
+        return values
+    unit, _ = np.datetime_data(values.dtype)
+    if kind + unit not in _ARROW_UNITS:
+        raise TypeError(f"no times in {unit}")
+    found = values.astype(f"{kind}8[{_ARROW_UNITS[kind + unit]}]", copy=False)
+    known = ~np.isnat(values)
+    is_same = found.astype(values.dtype)[known] == values[known]
+    if found.dtype == "M8[D]":
+        days = found.astype(np.int64)[known]
+        is_same &= days == days.astype(np.int32)
+    if not is_same.all():
+        raise OverflowError(f"{values[known][~is_same][0]} is too far away for the times of Arrow")
+    return found
 
 
 def nested_lists(values: NDArray[Any]) -> pa.Array:
@@ -321,10 +356,12 @@ def _to_arrow(
         return pa.array(values.tolist(), pa.string())
     if values.dtype.kind == "S":
         return pa.array(values.tolist(), pa.binary())
-    native = values.astype(values.dtype.newbyteorder("="), copy=False)
     try:
+        native = arrow_times(values.astype(values.dtype.newbyteorder("="), copy=False))
         return pa.array(native) if native.ndim == 1 else tensors(in_c_order(native))
     except (pa.ArrowException, NotImplementedError, TypeError) as error:
         raise SchemaError(
             f"Arrow has no type for {values.dtype}: leave the column out (columns=[...])", column=column.name
         ) from error
+    except OverflowError as error:
+        raise SchemaError(f"{error}: leave the column out (columns=[...])", column=column.name) from error

@@ -353,6 +353,33 @@ def test_without_rows_there_are_columns_and_without_writers_none() -> None:
     assert rlio.open_dataset(empty).to_pandas().shape == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", ["M8[25s]", ">M8[h]", "M8[m]", "M8[7D]", "m8[25us]", "m8[D]", "m8[W]"])
+def test_times_of_any_unit_are_the_same_times_in_a_table(dtype: str) -> None:
+    times = np.array([1, 0, -7, np.iinfo(np.int64).min]).view(dtype.strip(">")).astype(dtype)
+    table = rlio.open_dataset(store(rlio.SampleBatch(at=times, both=np.stack([times, times], 1)))).to_arrow()
+    found = table["at"].combine_chunks()
+    assert found.is_null().to_pylist() == [False, False, False, True]
+    number = pa.int32() if pa.types.is_date32(found.type) else pa.int64()
+    unit = "D" if number == pa.int32() else found.type.unit
+    for column in (found, table["both"].combine_chunks().flatten()[::2]):
+        counts = column.cast(number).drop_null().to_numpy().astype(np.int64)
+        assert (counts.view(f"{times.dtype.kind}8[{unit}]") == times[:3]).all()
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("M8[D]", 2**32 + 5), ("M8[h]", 2**62), ("m8[D]", -(2**60))])
+def test_a_time_beyond_those_of_arrow_is_refused_with_its_name(dtype: str, count: int) -> None:
+    rows = np.array([[0, count]]).view(dtype)
+    with pytest.raises(SchemaError, match="too far away") as info:
+        rlio.open_dataset(store(rlio.SampleBatch(at=rows))).to_arrow()
+    assert info.value.column == "at"
+
+
+@pytest.mark.parametrize("dtype", ["M8[M]", "m8[Y]", "M8[ps]", "m8"])
+def test_units_without_a_form_in_arrow_are_refused(dtype: str) -> None:
+    with pytest.raises(SchemaError, match="no type"):
+        rlio.open_dataset(store(rlio.SampleBatch(at=np.zeros(2, np.int64).view(dtype)))).to_arrow()
+
+
 def test_what_has_no_type_in_arrow_is_refused_with_its_name() -> None:
     data = rlio.open_dataset(store(rlio.SampleBatch(z=np.zeros(3, complex), obs=np.zeros(3))))
     with pytest.raises(SchemaError) as info:

@@ -239,6 +239,27 @@ def test_nan_is_null_in_the_json_and_the_json_is_strict(tmp_path: Path) -> None:
         run(command, uri)
 
 
+@pytest.mark.parametrize("agents", [False, True])
+def test_head_shows_times_of_any_unit_as_texts_in_json(agents: bool, tmp_path: Path) -> None:
+    uri = str(tmp_path / "data")
+    nat = np.iinfo(np.int64).min
+    rows = rlio.SampleBatch(
+        ns=np.array([1, nat]).view("M8[ns]"),
+        days=np.array([2**31 - 1, nat]).view("M8[D]"),
+        wait=np.array([90, nat]).view("m8[s]"),
+        both=np.array([[2**62, nat]] * 2).view("M8[us]"),
+    )
+    with rlio.ParquetWriter(uri) as writer:
+        writer.write(rlio.MultiAgentBatch({"a": rows}, 2) if agents else rows)
+    known = {"ns": "1970-01-01T00:00:00.000000001", "days": "5881580-07-11", "wait": "90 seconds"}
+    both = [str(np.datetime64(2**62, "us")), None]
+    found = json.loads(run("head", uri, "--json"))["rows"]
+    policy = {"policy_id": "a"} if agents else {}
+    assert found[0] == {**policy, **known, "both": both}
+    assert found[1] == {**policy, **dict.fromkeys(known), "both": both}
+    assert "5881580-07-11" in run("head", uri)
+
+
 def test_wrong_options_and_places_exit_with_2_and_say_what_to_do(own: str, tmp_path: Path) -> None:
     for arguments, words in (
         (["episodes", own, "--sort", "retrun"], "did you mean 'return'"),

@@ -123,7 +123,23 @@ def _rows_of(data: "Dataset", most: int, columns: list[str] | None) -> Iterator[
     # Rows of several agents: those of a joint step follow each other, with the column policy_id.
     with data.to_arrow_batches(columns=columns) as batches:
         for batch in batches:
-            yield from batch.to_pylist()
+            columns_of = [_values_of(column) for column in batch.columns]
+            for row in zip(*columns_of, strict=True):
+                yield dict(zip(batch.schema.names, row, strict=True))
+
+
+def _values_of(column: Any) -> list[Any]:
+    """The values of an Arrow array: times of NumPy, because those of Python reach from year 1 to 9999."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        parts = _values_of(column.flatten())
+        return [parts[at : at + kind.list_size] for at in range(0, len(parts), kind.list_size)]
+    if pa.types.is_date(kind) or pa.types.is_duration(kind) or (pa.types.is_timestamp(kind) and not kind.tz):
+        return [*column.to_numpy(zero_copy_only=False)]
+    found: list[Any] = column.to_pylist()
+    return found
 
 
 def _write_frames(
@@ -294,13 +310,20 @@ def _nans(nan: int, finite: int) -> str:
 
 
 def _json(value: Any) -> Any:
-    """A value as JSON: null for NaN, infinities and unknown times, ISO 8601 for times."""
+    """A value as JSON: null for NaN, infinities and unknown times, ISO 8601 for times.
+
+    A duration is NumPy's text of it, such as ``90 seconds``.
+    """
     import numpy as np
 
     if isinstance(value, dict):
         return {str(key): _json(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_json(part) for part in value]
+    if isinstance(value, np.datetime64 | np.timedelta64):  # Python has no nanoseconds, and few years.
+        return None if np.isnat(value) else str(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "mM":
+        return [_json(part) for part in value] if value.ndim else _json(value[()])
     if isinstance(value, np.ndarray | np.generic):
         return _json(value.tolist())
     if isinstance(value, float):

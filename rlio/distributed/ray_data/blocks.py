@@ -173,7 +173,7 @@ def _from_block(values: NDArray[Any], column: TableColumn) -> NDArray[Any]:
         wanted = np.dtype(column.dtype)
         if wanted.newbyteorder("=") == values.dtype:  # Arrow has only this machine's byte order.
             return values.astype(wanted)
-        if wanted.kind == values.dtype.kind == "M":  # Tensors of days become seconds.
+        if wanted.kind == values.dtype.kind and wanted.kind in "mM":  # Of a unit that Arrow lacks.
             given = values.astype(wanted)
             return given if np.array_equal(given.astype(values.dtype), values, equal_nan=True) else values
     return values
