@@ -290,7 +290,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_only_what_is_needed_is_asked_for(requests: Counter[str]) -> None:
-    """Eight shards of one row group: a request for each footer and one for each group."""
+    """Eight small shards of one row group: a request for each, with its footer."""
     root = many_shards(fresh_root(), shards=8)
     requests.clear()
     data = rlio.open_dataset(root)
@@ -303,15 +303,15 @@ def test_only_what_is_needed_is_asked_for(requests: Counter[str]) -> None:
     assert requests == {"list": 1, "read": 1}, "the schema"
     requests.clear()
     reader.read_next_batch()
-    assert requests == {"read_range": 2}, "memory is bounded: nothing is read ahead"
+    assert requests == {"read_range": 1}, "memory is bounded: nothing is read ahead"
     reader.read_all()
-    assert requests == {"read_range": 16}
+    assert requests == {"read_range": 8}
     requests.clear()
     assert data.to_arrow(filter="t == 35").num_rows == 1
-    assert requests == {"read_range": 8 + 2}, "the footers, and one group, for the filter and for the rows"
+    assert requests == {"read_range": 8 + 1}, "each shard with its footer, and again for the rows that pass"
     requests.clear()
     assert data.to_arrow(filter="t >= 0").num_rows == 80
-    assert requests == {"read_range": 8 + 16}, "each footer once"
+    assert requests == {"read_range": 8 + 8}, "for the filter, and for the rows"
 
 
 def test_a_stream_is_of_small_batches_where_rows_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
