@@ -515,11 +515,14 @@ class WindowedOrder(GroupSource):
             for segment, spans in self._segments_of(window)
         ]
         segments, stop = [segment for segment, _ in found], 0
+        # Segments are joined as a whole: not those at the ends of the window that another has a part of.
+        whole = [self._matches is None and sum(units.values()) == segment.rows for segment, units in found]
+        last = len(found) if whole[-1] else len(found) - 1
         for at, (segment, units) in enumerate(found):
             if at < stop:
                 continue
             self._reader.expect(segment, partial(self._coming, epoch, window, segment))
-            joined = self._reader.read_joined(segments, at) if self._matches is None else None
+            joined = self._reader.read_joined(segments, at, last) if whole[at] else None
             if joined is not None:
                 stop = at + len(joined[0])
                 yield joined[1].batch.agent_steps(), joined[1]

@@ -206,14 +206,13 @@ class Orders:
                 yield replace(dealt.batch, batch=take_units(dealt.batch.batch, own, source.unit, {}))
 
     def _lane(self, part: UnitRange) -> GroupSource:
-        key = part.epoch, part.lanes
+        key, order = (part.epoch, part.lanes), self.of(part.lanes)
+        assert isinstance(order, RecordedOrder | LanedOrder)
         if self._lanes[0] != key:
             self.close()
             self._lanes = key, {}
         lanes = self._lanes[1]
         if part.lane not in lanes:
-            order = self.of(part.lanes)
-            assert isinstance(order, RecordedOrder | LanedOrder)
             ahead = lanes_of_rank(part.lanes, self._world) == 1
             lanes[part.lane] = order.lane(part.lane, part.lanes, ahead=ahead)
         return lanes[part.lane]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlio.testing import SourceTests
 LENGTHS = (7, 4, 9)
 
 
-def record(root: Path, *, writer: str | None = None, first: int = 0, **extra: Any) -> Path:
+def record(root: Any, *, writer: str | None = None, first: int = 0, **extra: Any) -> Any:
     """Three episodes with the ids 0, 1, 2; ``obs`` counts rows from ``first``."""
     with ParquetWriter(root, writer_id=writer) as out:
         for eps_id, length in enumerate(LENGTHS):
@@ -218,6 +219,20 @@ def test_a_list_with_a_data_set_twice_or_of_two_kinds_is_refused(roots: list[Pat
                 read(wrong)
     with pytest.raises(OptionError, match="several data sets are read by"):
         rlio.open_dataset(roots)
+
+
+@pytest.mark.parametrize("where", ["a link", "memory"])
+def test_a_list_with_a_data_set_under_two_names_is_refused(where: str, tmp_path: Path) -> None:
+    """Its rows would be served twice."""
+    if where == "a link":
+        names = [str(record(tmp_path / "a")), str(tmp_path / "b")]
+        (tmp_path / "b").symlink_to("a")
+    else:
+        name = uuid.uuid4().hex
+        names = [f"memory://{name}/run", f"memory:///{name}/run"]
+        record(names[0])
+    with pytest.raises(OptionError, match=f"{names[1]}' is in the list twice, also as '{names[0]}'"):
+        rlio.read(names)
 
 
 def test_damage_in_one_root_is_named_and_skipped_alone(roots: list[Path]) -> None:

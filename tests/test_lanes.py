@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from concurrent.futures import wait
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from rlio.batch import Batch
 from rlio.errors import CorruptData, EndOfData, StateError
 from rlio.query.lanes import LaneOrder, lane_bounds, lane_parts, lanes_of_rank
 from rlio.query.positions import UnitRange, spans_of
+from rlio.read_options import ReadOptions
+from rlio.readers.group_source import Groups
+from rlio.readers.lanes import LanedOrder, Orders
 from rlio.source.ahead import Ahead
+from rlio.source.selection import group_options
 from rlio.storage.filesystem import Storage
 
 WORLDS = (1, 2, 3, 5, 8)
@@ -330,6 +335,27 @@ def test_ranks_in_order_go_on_where_shards_were_compacted_and_removed() -> None:
         with rank:
             own += chain.from_iterable(map(units_of, rank))
     assert served == [[*range(15)], [*range(15, 30)]]
+
+
+def test_a_lane_keeps_its_rows_where_its_order_is_opened_for_it(
+    roots: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After shards were listed again, the next epoch may be the first that is dealt."""
+    load, loaded = LanedOrder._load, []
+
+    def counted(self: LanedOrder, wanted: Any) -> Any:
+        loaded.append((wanted[0], wanted[1].index))
+        return load(self, wanted)
+
+    monkeypatch.setattr(LanedOrder, "_load", counted)
+    source = rlio.open_dataset(roots["rows"])
+    options = group_options(source, ReadOptions(), "error")
+    orders = Orders(lambda: Groups(source, options, set()), seed=3, world=2)
+    with closing(orders):
+        parts = [UnitRange(1, start, start + 1, 0, 2) for start in range(4)]
+        served = [each.batch.agent_steps() for part in parts for each in orders.units(part)]
+    assert served == [1, 1, 1, 1]
+    assert len(set(loaded)) == len(loaded)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

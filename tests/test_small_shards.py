@@ -316,6 +316,18 @@ def test_a_shuffle_of_shards_in_other_groups_than_stated_gives_each_row_once(
     assert skipped == (0 if damage is None else len(lost_rows(rows, expected)))
 
 
+@pytest.mark.parametrize("stated", [2, *further(1, 4)])
+def test_a_shuffle_of_shards_of_one_group_that_windows_cut_gives_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int
+) -> None:
+    """A window has a part of a shard, which is short enough to be decoded with others."""
+    root = numbers(tmp_path)
+    monkeypatch.setattr(DatasetSnapshot, "_group_rows", stated)
+    with rlio.DatasetReader(root, cache="none", shuffle=True, seed=3, batch_size=4, epochs=1) as reader:
+        rows = np.concatenate([batch["t"] for batch in reader]).tolist()
+    assert sorted(rows) == sorted([*range(SHARDS * ROWS)] * WRITERS)
+
+
 def lost_rows(rows: list[int], expected: list[int]) -> list[int]:
     left = list(expected)
     for row in rows:

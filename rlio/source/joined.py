@@ -13,11 +13,12 @@ Example:
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rlio.catalog.listing import HoleCheck, SegmentKey
 from rlio.errors import OptionError, excerpt
@@ -62,9 +63,12 @@ class JoinedRoots(Source):
 
     def __init__(self, roots: Sequence[DatasetSnapshot]) -> None:
         self.roots: tuple[DatasetSnapshot, ...] = tuple(roots)
-        twice = [uri for uri, count in Counter(root.uri for root in self.roots).items() if count > 1]
-        if twice:
-            raise OptionError(f"{excerpt(twice[0])} is in the list twice: pass each data set once")
+        known: dict[Any, DatasetSnapshot] = {}
+        for root in self.roots:
+            before = known.setdefault(_place(root), root)
+            if before is not root:
+                other = "" if before.uri == root.uri else f", also as {excerpt(before.uri)}"
+                raise OptionError(f"{excerpt(root.uri)} is in the list twice{other}: pass each data set once")
         owners = Counter(chain.from_iterable(_writers(root) for root in self.roots))
         self._shared = {writer for writer, count in owners.items() if count > 1}
         self._parts = [
@@ -186,6 +190,12 @@ class JoinedRoots(Source):
     def why_empty(self) -> str:
         """See `Source.why_empty`."""
         return "; ".join(f"{root.uri}: {root.why_empty()}" for root in self.roots)
+
+
+def _place(root: DatasetSnapshot) -> Any:
+    """Where a data set is, however its path or URI is written."""
+    storage = root.storage
+    return os.path.realpath(storage.root) if storage.is_local else (storage.fs, storage.root)
 
 
 def _writers(root: DatasetSnapshot) -> set[str]:
