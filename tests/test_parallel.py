@@ -11,7 +11,7 @@ import pytest
 
 from rlio.storage.parallel import each
 
-REMOTE: Any = SimpleNamespace(is_local=False)
+REMOTE: Any = SimpleNamespace(at_once=16)
 
 
 def counted(begun: list[int]) -> Callable[[int], int]:
@@ -25,7 +25,7 @@ def counted(begun: list[int]) -> Callable[[int], int]:
 
 
 @pytest.mark.parametrize("ahead", [None, 1, 3])
-@pytest.mark.parametrize("storage", [REMOTE, SimpleNamespace(is_local=True)], ids=["remote", "local"])
+@pytest.mark.parametrize("storage", [REMOTE, SimpleNamespace(at_once=1)], ids=["remote", "local"])
 def test_results_come_in_order_and_an_error_in_its_turn(storage: Any, ahead: int | None) -> None:
     begun: list[int] = []
     found = each(storage, counted(begun), range(60), ahead=ahead)

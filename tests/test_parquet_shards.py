@@ -711,7 +711,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole() -> None:
     batch = SampleBatch(obs=np.zeros(rows), eps_id=np.random.default_rng(0).integers(2**62, size=rows))
     root = store(batch)
     (data,) = files(root).values()
-    assert int.from_bytes(data[-8:-4], "little") > parquet_metadata._TAIL
+    assert int.from_bytes(data[-8:-4], "little") > parquet_metadata.FOOTER_BYTES
     assert_identical(load(root), batch)
     assert sum(1 for _ in open_dataset(root).episode_parts()) == rows
 

@@ -171,6 +171,11 @@ class TestRagged:
         with pytest.raises(OptionError, match=r"fill=.*: items of int32 do not hold it"):
             Ragged.of(lists([1], [])).to_padded(fill=fill)
 
+    @pytest.mark.parametrize("fill", [1e300, "1.5", None, True])
+    def test_a_fill_that_floats_do_not_hold_is_refused(self, fill: Any) -> None:
+        with pytest.raises(OptionError, match=r"fill=.*: items of float32 do not hold it"):
+            Ragged(np.ones(1, np.float32), np.array([0, 1, 1])).to_padded(fill=fill)
+
     def test_a_fill_that_the_items_hold_is_behind_them(self) -> None:
         assert Ragged.of(lists([1], [])).to_padded(fill=-100)[0].tolist() == [[1], [-100]]
         floats = Ragged(np.ones(1, np.float32), np.array([0, 1, 1]))

@@ -309,12 +309,16 @@ def _filled(fill: Any, dtype: np.dtype[Any]) -> Any:
     """A value as an item of a dtype.
 
     Raises:
-        OptionError: It is another value there: NaN, fractions and large numbers among whole numbers.
+        OptionError: It is another value there: NaN, fractions and large numbers among whole numbers, and
+            among floats what is no number, or becomes infinite.
     """
     try:
         with np.errstate(all="ignore"):
             found = np.asarray(fill).astype(dtype)
-        if dtype.kind == "f" or np.all(found == fill):
+        # A float is rounded, but not to infinity.
+        is_number = isinstance(fill, (int, float, np.number)) and not isinstance(fill, bool)
+        rounds = dtype.kind == "f" and is_number and bool(np.isinf(found) == np.isinf(fill))
+        if rounds or (dtype.kind != "f" and np.all(found == fill)):
             return found
     except (TypeError, ValueError, OverflowError):
         pass  # Refused below.

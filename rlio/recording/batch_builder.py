@@ -33,7 +33,7 @@ Postprocess = Callable[[SampleBatch, dict[Any, tuple[str, SampleBatch]]], Sample
 
 
 class BatchBuilder:
-    """Collects rows into one `SampleBatch`.
+    """Collects rows into one `SampleBatch`. One thread at a time may call it.
 
     Every row has the columns of the first row. A number without a dtype becomes int64, bool or float32 (the
     precision of policies), also in lists; NumPy values keep their dtype. Dicts and tuples are nested columns;
@@ -123,7 +123,7 @@ class BatchBuilder:
 
 
 class MultiAgentBatchBuilder:
-    """Collects rows of several agents into one `MultiAgentBatch`.
+    """Collects rows of several agents into one `MultiAgentBatch`. One thread at a time may call it.
 
     Args:
         postprocess: Called with each agent's trajectory, in the order in which agents appeared, before the

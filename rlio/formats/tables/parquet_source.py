@@ -11,7 +11,6 @@ The files are untrusted: row groups are read one at a time and within limits, an
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from rlio.formats.files.arrow_columns import (
     to_lists,
 )
 from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
+from rlio.formats.files.json_files import parse_json
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
 from rlio.formats.files.partitions import partitions_of, with_partitions
@@ -193,7 +193,7 @@ class RowGroups:
             own = set(schema.names)
             stated = {name: value for name, value in self._partitions[number].items() if name not in own}
             self._partitions[number] = stated
-        lists = _stated_lists(metadata.metadata or {}, self.files[number].uri)
+        lists = _stated_lists(metadata.metadata or {}, self.files[number].uri, self.limits)
         self.unequal |= {name: lists[name] for name in schema.names if name in lists}
         names = tuple(self.names(number))
         first, columns = 0, (names, tuple(map(str, schema.types)))
@@ -298,12 +298,12 @@ class RowGroups:
         self._parquet.close()
 
 
-def _stated_lists(metadata: Mapping[bytes, bytes], uri: str) -> dict[str, tuple[int, ...]]:
+def _stated_lists(metadata: Mapping[bytes, bytes], uri: str, limits: Limits) -> dict[str, tuple[int, ...]]:
     """The columns that rlio wrote as lists of any length, and the shape of an item."""
+    found = parse_json(metadata.get(ANY_LENGTH.encode(), b"{}"), ANY_LENGTH, uri=uri, limits=limits)
     try:
-        found = json.loads(metadata.get(ANY_LENGTH.encode(), b"{}"))
         return {name: np.empty((0, *shape)).shape[1:] for name, shape in found.items()}
-    except (AttributeError, ValueError, TypeError, RecursionError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
         raise CorruptData(f"{ANY_LENGTH} in the metadata states no shapes", uri=uri) from error
 
 
