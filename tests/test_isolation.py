@@ -85,6 +85,12 @@ def wait(tell: Callable[..., None]) -> None:
     time.sleep(60)
 
 
+def hang(tell: Callable[..., None]) -> None:
+    """As a native library does that holds the interpreter's lock."""
+    tell(os.getpid())
+    ctypes.PyDLL(None).sleep(60)
+
+
 def test_a_process_gives_its_result_what_it_tells_and_what_it_logs(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Any] = []
     found = call(answer, lambda *values: heard.append(values))
@@ -142,10 +148,11 @@ def test_an_interrupt_ends_a_process_that_does_not_listen(monkeypatch: pytest.Mo
         os.kill(pids[0], 0)
 
 
-def test_a_process_ends_with_its_caller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work", ["wait", "hang"])
+def test_a_process_ends_with_its_caller(work: str) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_isolation as t\n"
-        "t.call(t.wait, lambda pid: print(pid, flush=True))"
+        f"t.call(t.{work}, lambda pid: print(pid, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None

@@ -8,6 +8,7 @@ parsed, and never unpickled. Linux only, where all three bounds hold.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import logging
@@ -36,6 +37,8 @@ logger: logging.Logger = logging.getLogger("rlio")
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from rlio.support.isolation import serve; serve({fd})"
 # A line that the child says has at most this many bytes.
 _MAX_LINE: Final = 256 << 20
+# Asks Linux for a signal to this process when the thread that started it ends.
+_PR_SET_PDEATHSIG: Final = 1
 # Seconds that a child has to end after SIGTERM.
 _LAST_WORDS: Final = 5.0
 # glibc reserves 64 MB of address space for each arena, and makes up to eight arenas a core.
@@ -199,10 +202,10 @@ def _error_of(found: dict[str, Any], bounds: Isolation, uri: str) -> BaseExcepti
 def serve(fd: int) -> None:
     """Do the work that standard input describes, and say on ``fd`` what comes of it."""
     signal.signal(signal.SIGTERM, _leave)
+    # No thread that waits for the end of the caller: a library that hangs may hold the interpreter's lock.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(0, "rb", buffering=0, closefd=False) as stdin:
-        work, options, bounds, level = pickle.load(stdin)
-    # The caller holds the other end of standard input as long as it lives.
-    threading.Thread(target=_end_with_caller, daemon=True).start()
+        work, options, bounds, level = pickle.load(stdin)  # Raises if the caller ended before.
     with os.fdopen(fd, "w", encoding="ascii") as answers:
         say = partial(_say, answers, threading.Lock())
         logger.setLevel(level)
@@ -217,11 +220,6 @@ def serve(fd: int) -> None:
 
 def _leave(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
-
-
-def _end_with_caller() -> None:
-    os.read(0, 1)
-    os._exit(1)
 
 
 def _say(answers: IO[str], lock: threading.Lock, **said: Any) -> None:
