@@ -283,7 +283,7 @@ class ColdPass(EpochPass):
         lanes = max(whole_number(position, "lanes"), 1) if "lanes" in position else 1
         check_position(position, self._printed(lanes), self.options, uri=self.uri)
         self.epoch, self.offset = check_offset(position, self.options, total=self.total)
-        self.seed = position["seed"]  # If both seeds came from the OS, the saved one counts.
+        self.seed: int | None = position["seed"]  # If both seeds came from the OS, the saved one counts.
         if self.seed is not None and self.seed != drawn:
             self._orders.reseed(self.seed)
         self._orders.rewind()

@@ -82,7 +82,7 @@ class _Reading:
 
 def run(setup: Setup) -> Section:
     """Record the same steps with infos and without, and read them in several ways."""
-    rows = max(setup.scale.recorded_rows // 10, 500)
+    rows = max(setup.scale.recorded_rows // 10, 2 * _BATCH)
     section = Section("infos", f"Infos: {rows:,} rows of HalfCheetah-v5 with `RecordEpisodeStatistics`")
     roots = {has: setup.scratch / f"infos-{has}" for has in (False, True)}
     names = {False: _WITHOUT, True: "with infos"}
