@@ -120,7 +120,8 @@ def server(objects: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, dict[str
             yield f"s3://{_BUCKET}/run", options
         finally:
             running.terminate()
-            running.wait()
+            with running:  # Closes its pipes, and waits.
+                pass
 
 
 def count_requests(storage: Storage) -> Callable[[], int]:
@@ -155,4 +156,5 @@ def delayed(options: dict[str, Any], seconds: float) -> Iterator[tuple[dict[str,
         yield {**options, "client_kwargs": {**options["client_kwargs"], "endpoint_url": own}}, requests
     finally:
         running.terminate()
-        running.wait()
+        with running:  # Closes its pipes, and waits.
+            pass
