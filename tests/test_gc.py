@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from further import further
 from growing_data import encode, publish
 from stored_batches import assert_identical, files, fresh_root, load, numbered, put, remove
@@ -134,6 +135,8 @@ def test_behind_a_damaged_cover_nothing_goes(kind: str) -> None:
     for place in range(0, len(whole), 97):
         data = bytearray(whole)
         data[place] ^= 4
+        if kind == "jsonl.zst" and _unpacked(bytes(data)) == _unpacked(whole):
+            continue  # Zstandard has bits that mean nothing: the rows are whole.
         put(cover, bytes(data))
         before = files(root)
         report = rlio.maintenance.gc(root, grace=0)
@@ -146,6 +149,21 @@ def test_behind_a_damaged_cover_nothing_goes(kind: str) -> None:
         assert files(root) == before
     put(cover, whole)
     assert kinds(rlio.maintenance.gc(root, grace=0)) == {"covered": 4}
+
+
+def _unpacked(data: bytes) -> bytes | None:
+    """The lines of a packed shard; None if they cannot be unpacked."""
+    lines = b""
+    while data:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            lines += frame.decompress(data)
+        except zstandard.ZstdError:
+            return None
+        if not frame.eof:
+            return None
+        data = frame.unused_data
+    return lines
 
 
 def test_a_torn_object_goes_only_if_its_rows_are_elsewhere() -> None:
