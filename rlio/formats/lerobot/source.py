@@ -150,21 +150,8 @@ class LeRobotSource:
         storage = place.root()
         self._info = read_object(storage, INFO, limits=limits)
         self._where = storage.uri_of(INFO)
-        version = self._info.get("codebase_version")
-        if version is None:
-            raise UnknownLayout(
-                'codebase_version is missing, expected v2 or v3: add "codebase_version": "v2.1" to the file '
-                'if meta/episodes.jsonl is there, or "v3.0" if meta/episodes/ is',
-                uri=self._where,
-            )
-        if not isinstance(version, str) or not re.fullmatch(r"v[23]\.\d+", version):
-            raise UnknownLayout(
-                f"found version {excerpt(version)}, expected v2 or v3: convert the data set with LeRobot "
-                f"(docs/foreign.md), or {AS_TABLE}",
-                uri=self._where,
-            )
-        self.version: str = version
-        self._is_v3 = version.startswith("v3")
+        self.version: str = _checked_version(self._info.get("codebase_version"), self._where)
+        self._is_v3 = self.version.startswith("v3")
         self._sizes = {entry.path: entry.size for entry in storage.list(limit=limits.listed_names)}
         self._features = self._read_features()
         self._check_names()
@@ -172,42 +159,17 @@ class LeRobotSource:
         #: (episode, first frame) of what was read -> frames before the last one in which next.done is true.
         self._early_dones: dict[tuple[int, int], int] = {}
         self._videos = [name for name, about in self._features.items() if about["dtype"] == "video"]
-        if self._videos and videos == "skip":
-            self._notes.append(f"Videos are not read: {excerpt(self._videos)}.")
-            skipped = {*self._videos, *(FINAL + name.removeprefix("observation") for name in self._videos)}
-            self._features = {n: about for n, about in self._features.items() if n not in skipped}
-            self._videos = []
-        if self._videos:
-            skip = "format_options={'videos': 'skip'} reads all else"
-            video_library(f"the videos {excerpt(self._videos)} ({skip})")
-            self._notes.append(self._about_videos())
+        self._take_videos(videos)
         self._episodes = self._read_episodes()
         self.lengths: list[int] = [whole_number(about, "length", uri=self.uri) for about in self._episodes]
         self._check_totals()
-        self._paths = [self._path("data_path", number, "data") for number in range(len(self.lengths))]
-        #: The row in its file at which each episode begins, and the rows of each file.
-        self._starts: list[int] = []
-        rows = dict.fromkeys(self._paths, 0)
-        for path, length in zip(self._paths, self.lengths, strict=True):
-            self._starts.append(rows[path])
-            rows[path] += length
-        self._file_rows = list(rows.values())
-        self._numbers = {path: number for number, path in enumerate(rows)}
-        self.files: Sequence[InputFile] = [place.file(path, self._sizes[path]) for path in rows]
-        self.beside: Sequence[InputFile] = [
-            place.file(path, size) for path, size in self._sizes.items() if path not in rows
-        ]
-        videos_read = {path for path in self._sizes if path.startswith("videos/") and self._videos}
-        self.sizes: list[int | None] = [self._sizes[path] for path in (*rows, *sorted(videos_read))]
+        self._place_episodes()
         self._allowance = Allowance(limits, stored=sum(size or 0 for size in self._sizes.values()))
         self._parquet = ParquetFiles(self.files, limits)
         self._streams: dict[str, VideoStream] = {}
         #: What each ``task_index`` stands for; the numbers need not be 0, 1, ...
         self._task_texts = self._tasks()
-        about = {"fps": self._info.get("fps"), "tasks": list(self._task_texts.values())}
-        if list(self._task_texts) != list(range(len(self._task_texts))):
-            about["task_numbers"] = list(self._task_texts)
-        self.origin: Origin = Origin(uri=self.uri, extra=about)
+        self.origin: Origin = Origin(uri=self.uri, extra=self._about_tasks())
         self._note_absences()
         shortest = min(filter(None, self.lengths), default=0)
         try:
@@ -232,6 +194,43 @@ class LeRobotSource:
         ]
 
     # ---- what describes the whole ----
+
+    def _take_videos(self, videos: Literal["decode", "skip"]) -> None:
+        """Leave out the features that are videos, or check that they can be decoded."""
+        if self._videos and videos == "skip":
+            self._notes.append(f"Videos are not read: {excerpt(self._videos)}.")
+            skipped = {*self._videos, *(FINAL + name.removeprefix("observation") for name in self._videos)}
+            self._features = {n: about for n, about in self._features.items() if n not in skipped}
+            self._videos = []
+        if self._videos:
+            skip = "format_options={'videos': 'skip'} reads all else"
+            video_library(f"the videos {excerpt(self._videos)} ({skip})")
+            self._notes.append(self._about_videos())
+
+    def _place_episodes(self) -> None:
+        """Find the file and the first row of each episode, and the sizes of the files."""
+        self._paths = [self._path("data_path", number, "data") for number in range(len(self.lengths))]
+        #: The row in its file at which each episode begins, and the rows of each file.
+        self._starts: list[int] = []
+        rows = dict.fromkeys(self._paths, 0)
+        for path, length in zip(self._paths, self.lengths, strict=True):
+            self._starts.append(rows[path])
+            rows[path] += length
+        self._file_rows = list(rows.values())
+        self._numbers = {path: number for number, path in enumerate(rows)}
+        self.files: Sequence[InputFile] = [self._place.file(path, self._sizes[path]) for path in rows]
+        self.beside: Sequence[InputFile] = [
+            self._place.file(path, size) for path, size in self._sizes.items() if path not in rows
+        ]
+        videos_read = {path for path in self._sizes if path.startswith("videos/") and self._videos}
+        self.sizes: list[int | None] = [self._sizes[path] for path in (*rows, *sorted(videos_read))]
+
+    def _about_tasks(self) -> dict[str, Any]:
+        """The frames a second and the tasks, with their numbers unless these are 0, 1, ..."""
+        about = {"fps": self._info.get("fps"), "tasks": list(self._task_texts.values())}
+        if list(self._task_texts) != list(range(len(self._task_texts))):
+            about["task_numbers"] = list(self._task_texts)
+        return about
 
     def _about_videos(self) -> str:
         """What a conversion makes of videos."""
@@ -562,3 +561,20 @@ def _is_part(name: str) -> bool:
     """Whether a feature is a part of observations or actions."""
     is_final = name == FINAL or name.startswith(FINAL + ".")
     return is_final or name.split(".")[0] in ("observation", "action")
+
+
+def _checked_version(found: object, uri: str) -> str:
+    """The version of a data set, if this module reads it."""
+    if found is None:
+        raise UnknownLayout(
+            'codebase_version is missing, expected v2 or v3: add "codebase_version": "v2.1" to the file '
+            'if meta/episodes.jsonl is there, or "v3.0" if meta/episodes/ is',
+            uri=uri,
+        )
+    if not isinstance(found, str) or not re.fullmatch(r"v[23]\.\d+", found):
+        raise UnknownLayout(
+            f"found version {excerpt(found)}, expected v2 or v3: convert the data set with LeRobot "
+            f"(docs/foreign.md), or {AS_TABLE}",
+            uri=uri,
+        )
+    return found
