@@ -300,8 +300,9 @@ def lists(lengths: list[int], item: tuple[int, ...] = (), dtype: str = "<i4") ->
 
 @pytest.mark.parametrize("first", _LENGTHS.values(), ids=_LENGTHS)
 @pytest.mark.parametrize("episodes", [None, 1])
-def test_rows_of_different_lengths_are_lists_in_parquet_and_come_back(
-    first: list[int], episodes: int | None, tmp_path: Path
+@pytest.mark.parametrize("to", ["npz", "parquet"])
+def test_rows_of_different_lengths_are_written_and_come_back(
+    to: str, first: list[int], episodes: int | None, tmp_path: Path
 ) -> None:
     tokens = [lists(first), lists([5, 0, 1, 2])]
     points = [lists(first, (2,), ">f8"), lists([1, 1, 1, 3], (2,), ">f8")]
@@ -311,28 +312,46 @@ def test_rows_of_different_lengths_are_lists_in_parquet_and_come_back(
     ]
     source = recorded(tmp_path / "own", *batches)
     options = {} if episodes is None else {"episodes_per_file": episodes}
-    report = rlio.convert(source, tmp_path / "out", to="parquet", prove=True, options=options)
+    report = rlio.convert(source, tmp_path / "out", to=to, prove=True, options=options)
     assert "left_out" not in kinds(report)
     back, expected = found(tmp_path / "out", shuffle=False), rlio.concat_samples(batches)
     for name in ("tokens", "points", "obs", "new_obs"):
         assert [row.tolist() for row in back[name]] == [row.tolist() for row in expected[name]]
         assert {row.dtype for row in back[name]} == {expected[name][0].dtype.newbyteorder("=")}
     assert rlio.Ragged.of(back["tokens"]).lengths.tolist() == [*first, 5, 0, 1, 2]
-    kept = pq.read_table(sorted((tmp_path / "out").glob("*.parquet"))[0])
-    assert kept.column("tokens").to_pylist()[:4] == [row.tolist() for row in tokens[0]]
+    file = sorted((tmp_path / "out").iterdir())[0]
+    if to == "parquet":
+        kept = pq.read_table(file)
+        assert kept.column("tokens").to_pylist()[:4] == [row.tolist() for row in tokens[0]]
+    else:
+        with np.load(file) as arrays:
+            assert arrays["tokens.offsets"][:5].tolist() == np.cumsum([0, *first]).tolist()
+            assert arrays["points.values"].shape[1:] == (2,)
 
 
-@pytest.mark.parametrize(
-    "to", ["npz", *further("d3rlpy", "d4rl", "lerobot", "minari", "rllib-json", "robomimic")]
-)
+def test_npz_has_rows_of_different_lengths_in_parts_and_refuses_keys_of_their_names(tmp_path: Path) -> None:
+    parts = {"tokens": lists([0, 1, 2, 3]), "x": np.arange(4.0)}
+    after = {"tokens": lists([1, 2, 3, 0]), "x": np.arange(1.0, 5.0)}
+    recorded(tmp_path / "own", rows(obs=parts, new_obs=after, **{"a.values": np.arange(4)}))
+    report = rlio.convert(tmp_path / "own", tmp_path / "out", to="npz", prove=True)
+    assert kinds(report)["renamed"] == ["a.values -> a_values_"]
+    back = found(tmp_path / "out", shuffle=False)
+    assert [row.tolist() for row in back["obs"]["tokens"]] == [row.tolist() for row in parts["tokens"]]
+    recorded(tmp_path / "keys", rows(obs={"x.values": np.arange(4)}, new_obs={"x.values": np.arange(1, 5)}))
+    with pytest.raises(SchemaError, match=r"rename it.*obs/x\.values"):
+        rlio.convert(tmp_path / "keys", tmp_path / "b", to="npz")
+
+
+@pytest.mark.parametrize("to", ["lerobot", *further("d3rlpy", "d4rl", "minari", "rllib-json", "robomimic")])
 def test_formats_without_lists_leave_them_out_or_say_what_holds_them(to: str, tmp_path: Path) -> None:
     recorded(tmp_path / "extra", rows(tokens=lists([0, 1, 2, 3])))
-    name = "out" if to in ("npz", "lerobot", "minari", "rllib-json") else "out.hdf5"
+    name = "out" if to in ("lerobot", "minari", "rllib-json") else "out.hdf5"
     report = rlio.convert(tmp_path / "extra", tmp_path / name, to=to, prove=True)
     assert "tokens" in kinds(report)["left_out"]
     tokens = lists([0, 1, 2, 3])
     recorded(tmp_path / "obs", rows(obs=tokens, new_obs=lists([1, 2, 3, 4])))
-    with pytest.raises(SchemaError, match=r"rows of different lengths.*to_padded.*\['parquet'\].*column obs"):
+    holding = r"rows of different lengths.*to_padded.*\['npz', 'parquet'\].*column obs"
+    with pytest.raises(SchemaError, match=holding):
         rlio.convert(tmp_path / "obs", tmp_path / f"b{name}", to=to)
 
 

@@ -313,7 +313,7 @@ class Preparer:
                 )
             return _checked_texts(array.astype(object), name)
         if (items := item_type(array)) is not None and items[0].kind in "biuf" and items[0].itemsize <= 8:
-            return self._ragged(name, array, items, kind if is_whole else "a part")
+            return self._ragged(name, array, items, kind if is_whole else "parts")
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             what = "objects" if array.dtype == object else str(array.dtype)
             raise SchemaError(

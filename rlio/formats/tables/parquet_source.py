@@ -413,6 +413,8 @@ class StepRows(GroupFiles):
     ) -> None:
         super().__init__(files, {**decoder.details, **about})
         self._row_groups, self._decoder = groups, decoder
+        for name in decoder.lists:
+            groups.unequal.setdefault(name, ())
         self._asked = None if columns is None else frozenset(columns)
         self._spaces = space_of(spaces, DEFAULT_POLICY_ID)
         # Files may have different columns: all are decoded, and then dropped or filled.
@@ -529,6 +531,8 @@ class StepRows(GroupFiles):
         can_differ = is_lists(values.type) and name != Columns.INFOS and name not in extensions
         if can_differ and name in self._row_groups.unequal:
             return to_lists(name, values, allowance, self._row_groups.unequal[name])
+        if name in self._decoder.lists:
+            raise SchemaError(f"format_options lists: found {values.type}, expected lists of numbers")
         try:
             return to_column(name, values, extensions, allowance)
         except UnequalLists:
