@@ -379,3 +379,55 @@ def test_shapes_of_lists_that_are_no_shapes_are_damage(tmp_path: Path) -> None:
         pq.write_table(table.replace_schema_metadata({"rlio.lists": written}), tmp_path / "a.parquet")
         with pytest.raises(CorruptData, match=r"rlio\.lists .*(states no shapes|is not readable as JSON)"):
             found(tmp_path / "a.parquet")
+
+
+# ---- times ----
+
+_TIMES = ["<M8[D]", "<M8[h]", "<M8[m]", "<M8[s]", "<M8[ms]", "<M8[us]", "<M8[ns]", ">M8[us]", "<M8[25s]"]
+_DURATIONS = ["<m8[W]", "<m8[D]", "<m8[h]", "<m8[s]", "<m8[ms]", "<m8[us]", "<m8[ns]"]
+
+
+@pytest.mark.parametrize("dtype", [*_TIMES, *_DURATIONS])
+def test_times_come_back_from_parquet_with_their_unit(dtype: str, tmp_path: Path) -> None:
+    when = np.array([0, -5, "NaT", 1000], dtype)
+    recorded(tmp_path / "own", rows(when=when), rows(when=when[::-1]))
+    report = rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet", prove=True)
+    assert "left_out" not in kinds(report)
+    back = found(tmp_path / "out", shuffle=False)["when"]
+    assert back.dtype == when.dtype.newbyteorder("=")
+    assert back.tolist() == [*when.tolist(), *when[::-1].tolist()]
+    kind = pq.read_schema(next((tmp_path / "out").glob("*.parquet"))).field("when").type
+    is_date, is_duration = dtype == "<M8[D]", "m8" in dtype
+    assert (pa.types.is_date(kind), pa.types.is_duration(kind)) == (is_date, is_duration)
+    assert pa.types.is_timestamp(kind) == (not is_date and not is_duration)
+
+
+@pytest.mark.parametrize("when", [np.array([1] * 4, "M8[M]"), np.array([[1]] * 4, "M8[s]")])
+def test_times_that_arrow_has_not_are_left_out_of_parquet(when: np.ndarray, tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(when=when))
+    report = rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet", prove=True)
+    assert kinds(report)["left_out"] == ["when"]
+
+
+def test_dtypes_of_times_that_lie_are_damage(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "obs": [1.0],
+            "actions": [0],
+            "rewards": [1.0],
+            "eps_id": [0],
+            "when": pa.array(np.array([1500], "M8[ms]")),
+        }
+    )
+    for written in (
+        b"5",
+        b'{"when": 5}',
+        b'{"when": "<f8"}',
+        b'{"when": "<m8[ms]"}',
+        b'{"actions": "<m8[Y]"}',
+        b'{"when": "<M8[s]"}',
+        b'{"obs": "<M8[s]"}',
+    ):
+        pq.write_table(table.replace_schema_metadata({"rlio.times": written}), tmp_path / "a.parquet")
+        with pytest.raises(CorruptData, match=r"rlio\.times in the metadata states"):
+            found(tmp_path / "a.parquet")
