@@ -431,3 +431,43 @@ def test_dtypes_of_times_that_lie_are_damage(tmp_path: Path) -> None:
         pq.write_table(table.replace_schema_metadata({"rlio.times": written}), tmp_path / "a.parquet")
         with pytest.raises(CorruptData, match=r"rlio\.times in the metadata states"):
             found(tmp_path / "a.parquet")
+
+
+# ---- the arrays of rows of different lengths ----
+
+
+def npz(path: Path, **arrays: np.ndarray) -> Path:
+    """A file of two steps."""
+    steps = {
+        "obs": np.zeros((2, 1)),
+        "actions": np.zeros(2),
+        "rewards": np.zeros(2),
+        "eps_id": np.zeros(2, int),
+    }
+    np.savez(path, **{name.replace("__", "."): array for name, array in {**steps, **arrays}.items()})
+    return path
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 2, 1], [1, 2, 3], [0, 1, 2], [0, 1, 4], [0.0, 1.0, 3.0], [0, 3]], ids=str
+)
+def test_offsets_that_lie_are_refused_by_the_name_of_the_column(offsets: list[float], tmp_path: Path) -> None:
+    file = npz(tmp_path / "a.npz", tokens__values=np.arange(3), tokens__offsets=np.array(offsets))
+    with pytest.raises(SchemaError) as caught:
+        found(file)
+    assert caught.value.column == "tokens"
+    assert caught.value.uri == str(file)
+
+
+def test_two_arrays_are_a_column_unless_there_is_one_of_that_name(tmp_path: Path) -> None:
+    two = {"tokens__values": np.arange(3), "tokens__offsets": np.array([0, 0, 3], np.int32)}
+    back = found(npz(tmp_path / "a.npz", **two), shuffle=False)
+    assert [row.tolist() for row in back["tokens"]] == [[], [0, 1, 2]]
+    mapping = rlio.Mapping(
+        {"obs": "obs", "actions": "actions", "rewards": "rewards", "tokens": "tokens"}, episode="eps_id"
+    )
+    own = npz(tmp_path / "b.npz", tokens=np.arange(2), **two)
+    assert found(own, mapping=mapping, shuffle=False)["tokens"].tolist() == [0, 1]
+    empty = npz(tmp_path / "c.npz", tokens__values=np.arange(0), tokens__offsets=np.arange(0))
+    with pytest.raises(rlio.errors.MissingColumn, match="tokens"):
+        found(empty, mapping=mapping)

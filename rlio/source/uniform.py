@@ -137,9 +137,14 @@ class Uniform:
             if items is not None:
                 lists = _with_items(values, *items)
                 if lists is None:
+                    what, of = (
+                        ("rows", (dtype_found, shape_found))
+                        if items_found is None
+                        else ("lists", items_found)
+                    )
                     raise SchemaError(
-                        f"rows of {items_found or (dtype_found, shape_found)}{_within(path)} where the "
-                        f"first record has lists of {items[0]} of shape {items[1]}",
+                        f"{what} of {of[0]} and shape {of[1]}{_within(path)} where the first record has "
+                        f"lists of {items[0]} and shape {items[1]}",
                         column=name,
                     )
                 if lists is not values:
