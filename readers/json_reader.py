@@ -67,7 +67,8 @@ class JsonReader(RecordReader):
         format_options: ``{"infos": "obs"}`` or ``{"infos": "new_obs"}``: which observation an info came with.
             None: RLlib's rule, which changed with its version 2.3: that of ``obs`` in batches with
             ``terminateds``, else that of ``new_obs``. rlio's rows have that of ``new_obs``; where it was not
-            recorded, they have ``{}``.
+            recorded, they have ``{}``. ``{"lists": ["tokens"]}``: columns, or parts of them (``obs/tokens``),
+            whose rows have any number of items (`rlio.Ragged`), where those of the first record have one.
         cache: Where rows are kept: see `rlio.DatasetReader`.
         normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.

@@ -16,7 +16,7 @@ from typing import Any, Final
 from rlio.batch import Batch
 from rlio.errors import CorruptData, DataNotFound, EndOfData, SchemaError, StateError, excerpt, raise_at
 from rlio.formats.files.inputs import Failures
-from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.rllib.decoder import LISTS_WAY, RllibDecoder
 from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records
 from rlio.look.stats import Normalise
 from rlio.query.order import ORDER_VERSION, Permutation
@@ -225,7 +225,9 @@ class _Whole(InputReader):
         name: str,
     ) -> None:
         self.options, self._records, self._decoder = options, records, decoder
-        self._agreed = Agreed(options, lambda: records.firsts(decoder), several=len(records.files) > 1)
+        self._agreed = Agreed(
+            options, lambda: records.firsts(decoder), several=len(records.files) > 1, lists=LISTS_WAY
+        )
         self._seed = choose_seed(options, name) or 0  # 0 is not used: no shuffling.
         self._failures = records.failures
         self._source = repr(files[0].uri) + (f" and {len(files) - 1} more" if len(files) > 1 else "")

@@ -75,6 +75,8 @@ class Mapping:
             The rows of an episode then need not be adjacent.
         shifted: rlio's columns whose values are stored a row later, with the observation that followed, such
             as ``("actions", "rewards")``; a tuple. The last row of each episode is then a final row.
+        ragged: The columns of the table whose cells are lists of any number of items, such as tokens; a
+            tuple. Without it, all cells of a column have one shape.
         spaces: (observation space, action space) of the rows; None: not known.
 
     Raises:
@@ -98,6 +100,7 @@ class Mapping:
     final_row: bool = False
     sort: str | Sequence[str] = ()
     shifted: str | Sequence[str] = ()
+    ragged: str | Sequence[str] = ()
     spaces: tuple[Any, Any] | None = None
 
     #: Columns that other fields stand for.
@@ -124,6 +127,7 @@ class Mapping:
             final_row=check_flag("final_row", self.final_row),
             sort=_checked_names("sort", self.sort),
             shifted=_checked_names("shifted", self.shifted),
+            ragged=_checked_names("ragged", self.ragged),
         )
         check_spaces(self.spaces)
         self._check_cuts()
@@ -173,6 +177,12 @@ class Mapping:
                     "latter says which rows are an episode by their order"
                 )
             raise OptionError(f"{by} needs episode=, or per_file=True: it sorts the rows of each episode")
+        if self.ragged and self.per_row:
+            raise OptionError(
+                "ragged= and per_row=True contradict each other: lists in rows that are episodes have an "
+                "item a step; if a step has a list, load the file, and pass its episodes to "
+                "rlio.from_episodes"
+            )
         if self.valid and not self.per_row:
             raise OptionError("valid= needs per_row=True: it marks the steps of a row that are no padding")
         if self.valid and self.lengths:

@@ -68,6 +68,8 @@ def _named_infos(
     Raises:
         SchemaConflict: A key is named that has several types.
     """
+    if columns is not None and Columns.INFOS not in map(column_of_name, columns):
+        return []
     found = [leaf for leaf in info_leaves(form) if is_named(leaf, columns)]
     for policy in policies if columns is not None and Columns.INFOS not in columns else ():
         for path in policy.infos.keys if policy.infos is not None else ():

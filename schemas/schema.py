@@ -315,7 +315,7 @@ class Schema:
     def has_fixed_rows(self) -> bool:
         """Whether all rows take the same memory, so that row groups are filled to `group_rows`."""
         kinds = {spec.kind for spec in self.columns.values()}
-        return kinds <= {"scalar", "list", "bytes", "none"} and not self.stacked
+        return kinds <= {"scalar", "list", "bytes", "time", "none", "mask"} and not self.stacked
 
     @cached_property
     def stacked(self) -> dict[str, tuple[str, FrameStack]]:

@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -373,7 +374,11 @@ BAD_LINES = {
     "no columns": (b"{}", CorruptData),
     "format": (b'{"format": 0}', CorruptData),
     "lengths": (b'{"t": [1, 2], "rewards": [1.0]}', SchemaError),
-    "ragged": (b'{"t": [1, 2], "obs": [[1.0], [1.0, 2.0]]}', SchemaError),
+    "lists of several ranks": (b'{"t": [1, 2], "obs": [[1.0], [[1.0, 2.0]]]}', SchemaError),
+    "lists of lists of different lengths": (b'{"t": [1, 2], "obs": [[[1.0], [1.0, 2.0]], []]}', SchemaError),
+    "lists beside numbers": (b'{"t": [1, 2], "obs": [[1.0], 2.0]}', SchemaError),
+    "lists of texts": (b'{"t": [1, 2], "obs": [["a"], []]}', SchemaError),
+    "rewards of different lengths": (b'{"t": [1, 2], "rewards": [[1.0], [1.0, 2.0]]}', SchemaError),
     "null": (b'{"t": [1, 2], "rewards": [1.0, null]}', SchemaError),
     "text": (b'{"t": [1, 2], "rewards": [1.0, "x"]}', SchemaError),
     "scalar": (b'{"type": "SampleBatch", "obs": [[1.0]], "x": 3}', SchemaError),
@@ -1009,3 +1014,45 @@ def test_what_is_no_plain_record_is_decoded_to_count_its_rows(text: str, tmp_pat
     records = JsonRecords(open_line_files(expand_inputs(path)), 1 << 20)
     assert records.has(0)
     assert not records.rows_of(0)
+
+
+# ---- rows of different lengths ----
+
+
+def test_lists_of_different_lengths_are_rows_of_a_ragged_column(tmp_path: Path) -> None:
+    """A later record may have lists of one length, whole numbers among floats, or no item."""
+    tokens = [[[1], [2, 3], []], [[4, 5], [6, 7], [8, 9]], [[], [], []]]
+    points = [[[[0.5, 1.0]], [], []], [[[1, 2]], [[3, 4]], [[5, 6]]], [[], [], []]]
+    lines = [
+        {"type": "SampleBatch", "t": [3 * n, 3 * n + 1, 3 * n + 2], "tokens": ids, "obs": {"points": pairs}}
+        for n, (ids, pairs) in enumerate(zip(tokens, points, strict=True))
+    ]
+    source = tmp_path / "a.json"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for options in ({"shuffle": False}, {"seed": 1, "cache": "memory", "shuffle": True, "batch_size": 2}):
+        with rlio.read(source, epochs=1, **options) as reader:
+            found: Any = rlio.concat_samples(list(reader))
+        found = found[np.argsort(found["t"])]
+        assert [row.tolist() for row in found["tokens"]] == [*chain(*tokens)]
+        assert {row.dtype for row in found["tokens"]} == {np.dtype(np.int64)}
+        assert [row.tolist() for row in found["obs"]["points"]] == [*chain(*points)]
+        assert {(row.dtype.str, row.shape[1:]) for row in found["obs"]["points"]} == {("<f8", (2,))}
+    with rlio.read(source, epochs=1, filter="len(tokens) > 1", shuffle=False) as reader:
+        assert rlio.Ragged.of(rlio.concat_samples(list(reader))["tokens"]).lengths.tolist() == [2] * 4
+
+
+def test_lists_that_begin_with_one_length_are_named_in_format_options(tmp_path: Path) -> None:
+    lines = [
+        {"type": "SampleBatch", "t": [0, 1], "obs": {"tokens": [[1, 2], [3, 4]], "x": [[0.5], [1.5]]}},
+        {"type": "SampleBatch", "t": [2, 3], "obs": {"tokens": [[5], [6, 7]], "x": [[2.5], [3.5]]}},
+    ]
+    (tmp_path / "a.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SchemaError, match=r"any length at 'tokens'.*format_options=\{'lists'"):
+        list(rlio.read(tmp_path, epochs=1))
+    with rlio.read(tmp_path, epochs=1, format_options={"lists": ["obs/tokens"]}, shuffle=False) as reader:
+        found: Any = rlio.concat_samples(list(reader))
+    assert [row.tolist() for row in found["obs"]["tokens"]] == [[1, 2], [3, 4], [5], [6, 7]]
+    assert found["obs"]["x"].shape == (4, 1)
+    for names, error in (("obs", OptionError), (["t"], SchemaError)):
+        with pytest.raises(error, match="lists"):
+            list(rlio.read(tmp_path, epochs=1, format_options={"lists": names}))

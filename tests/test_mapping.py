@@ -1307,3 +1307,103 @@ def test_flags_that_are_text_in_hdf5_are_parsed_by_their_value(tmp_path: Path) -
     assert rows["eps_id"].tolist() == [0, 0, 1, 1]
     assert rows["terminateds"].tolist() == [False, False, False, True]
     assert rows["truncateds"].tolist() == [False, True, False, False]
+
+
+# ---- lists of any length ----
+
+RAGGED = mapped(
+    columns={**COLUMNS, "tokens": "tokens", "boxes": "boxes"},
+    ragged=("tokens", "boxes"),
+    dtypes={"tokens": "int32"},
+)
+
+
+def log_of_lists(lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[Any]]:
+    """A table whose row has as many tokens as its number, after first rows without any."""
+    columns = log(lengths)
+    rows = range(len(columns["x"]))
+    columns["tokens"] = [[*range(row * (row > 2))] for row in rows]
+    columns["boxes"] = [[[float(row), 0.5]] * (row % 3) for row in rows]
+    return columns
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet, write_feather, write_stream, None])
+def test_cells_that_are_lists_of_any_length_are_rows_of_a_ragged_column(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
+    columns = log_of_lists()
+    source = columns if write is None else write(columns, tmp_path / "log")
+    read = rlio.from_arrays if write is None else rlio.read
+    for options in ({"shuffle": False}, {"seed": 3, "batch_size": 2, "cache": "memory"}):
+        found = all_rows(read(source, mapping=RAGGED, epochs=1, **options))
+        found = found[np.lexsort((found["t"], found["eps_id"]))]
+        assert [row.tolist() for row in found["tokens"]] == columns["tokens"]
+        assert {row.dtype.str for row in found["tokens"]} == {"<i4"}
+        assert [row.tolist() for row in found["boxes"]] == columns["boxes"]
+        assert {(row.dtype.str, row.shape[1:]) for row in found["boxes"]} == {("<f8", (2,))}
+    out = tmp_path / "out"
+    if write is not None:
+        assert rlio.convert(source, out, mapping=RAGGED, prove=True).proved
+
+
+def test_lists_of_any_length_are_sorted_and_shifted_with_their_rows() -> None:
+    columns = log_of_lists()
+    mapping = mapped(
+        columns={"obs": "boxes", "actions": "a", "rewards": "r"}, ragged="boxes", dtypes={}, sort="step"
+    )
+    order = [2, 0, 1, 3, 8, 7, 6, 5, 4]
+    shuffled = {name: [values[row] for row in order] for name, values in columns.items()}
+    found = all_rows(rlio.from_arrays(shuffled, mapping=mapping, epochs=1, shuffle=False))
+    assert found["rewards"].tolist() == columns["r"]
+    assert [row.tolist() for row in found["obs"]] == columns["boxes"]
+    after = [*columns["boxes"][1:], []]
+    expected = [row if valid else [] for row, valid in zip(after, found["new_obs_valid"], strict=True)]
+    assert [row.tolist() for row in found["new_obs"]] == expected
+    assert found["new_obs_valid"].sum() == 6
+
+
+def test_lists_of_different_lengths_say_what_to_pass(tmp_path: Path) -> None:
+    for rows, way in (([1] * 8 + [2], "ragged='n'"), ([1, 2, *[1] * 7], "per_row=True.*ragged='n'")):
+        columns = {**log(), "n": [[0] * n for n in rows]}
+        with pytest.raises(SchemaError, match=way):
+            rows_of(
+                write_jsonl(columns, tmp_path / f"{rows[1]}"), mapping=mapped(columns={**COLUMNS, "n": "n"})
+            )
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "match"),
+    [
+        ([0.5] * 9, SchemaError, "found no lists"),
+        ([[]] * 9, SchemaError, "no list has an item"),
+        ([["a"]] * 9, SchemaError, "other items than numbers"),
+        ([[[1], [1, 2]]] + [[[1]]] * 8, SchemaError, "different"),
+        ([[1], None] + [[1]] * 7, SchemaError, "null"),
+    ],
+    ids=["numbers", "no items", "texts", "lists of lists of any length", "null"],
+)
+def test_what_is_no_list_of_numbers_is_refused_as_ragged(
+    values: list[Any], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    source = write_jsonl({**log(), "n": values}, tmp_path / "log")
+    with pytest.raises(error, match=match):
+        rows_of(source, mapping=mapped(columns={**COLUMNS, "n": "n"}, ragged="n"))
+
+
+def test_ragged_names_columns_that_are_mapped_and_no_rows_that_are_episodes() -> None:
+    with pytest.raises(OptionError, match="ragged= and per_row=True contradict"):
+        rlio.Mapping(COLUMNS, per_row=True, ragged="tokens")
+    with pytest.raises(OptionError, match="ragged='tokens': expected a column"):
+        rlio.from_arrays(log_of_lists(), mapping=mapped(ragged="tokens"))
+
+
+def test_a_state_is_refused_where_items_of_long_rows_have_changed() -> None:
+    """The text of an array of over 1,000 items leaves most of them out."""
+    rows = rlio.batch.object_column(np.full(2000, row) for row in range(9))
+    columns = {**log(), "tokens": rows}
+    mapping = mapped(columns={**COLUMNS, "tokens": "tokens"})
+    state = rlio.from_arrays(columns, mapping=mapping, seed=0).state_dict()
+    rows[4][1000] = 7
+    with pytest.raises(rlio.errors.StateError):
+        rlio.from_arrays(columns, mapping=mapping, seed=0).load_state_dict(state)

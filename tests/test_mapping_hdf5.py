@@ -322,3 +322,63 @@ def test_unknown_hdf5_shows_the_mapping_that_it_may_need(tmp_path: Path) -> None
     with pytest.raises((UnknownLayout, DataNotFound)) as caught:
         rlio.convert(path, tmp_path / "own")
     assert f"mapping={shown}" in str(caught.value)
+
+
+# ---- rows of any number of items ----
+
+
+def with_tokens(path: Path, lengths: Any = LENGTHS, *, final: bool = False, dtype: str = "<i4") -> Path:
+    """`demos`, with as many tokens in a row as its step, in a data set of variable length."""
+    demos(path, lengths, final=final)
+    with h5py.File(path, "a") as file:
+        for episode, steps in enumerate(lengths):
+            tokens = file[f"data/demo_{episode}"].create_dataset(
+                "tokens", (steps,), h5py.vlen_dtype(np.dtype(dtype))
+            )
+            for step in range(1, steps):  # That of the first step is never written, and has no items.
+                tokens[step] = np.full(step, 100 * episode + step, dtype)
+    return path
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_data_set_of_variable_length_has_rows_of_any_number_of_items(final: bool, tmp_path: Path) -> None:
+    source = with_tokens(tmp_path / "a.hdf5", final=final)
+    mapping = rlio.Mapping(
+        {**COLUMNS, "tokens": "tokens", "actions": "tokens"},
+        episode="data/demo_*",
+        terminated="dones",
+        next_obs="derive",
+    )
+    episode, step = expected()
+    lists = [[100 * e + t] * t for e, t in zip(episode.tolist(), step.tolist(), strict=True)]
+    found = rows(source, mapping, shuffle=False)
+    for name in ("tokens", "actions"):
+        assert [row.tolist() for row in found[name]] == lists
+        assert {row.dtype.str for row in found[name]} == {"<i4"}
+    assert rows(source, mapping, columns=["tokens"], batch_size=4, seed=0).keys() == {"tokens"}
+    assert rlio.convert(source, tmp_path / "out", mapping=mapping, prove=True).proved
+    with pytest.raises(OptionError, match="ragged='tokens': the file itself says"):
+        rows(source, rlio.Mapping({**COLUMNS, "tokens": "tokens"}, episode="data/demo_*", ragged="tokens"))
+
+
+def test_observations_of_variable_length_are_shifted_to_the_row_before(tmp_path: Path) -> None:
+    source = with_tokens(tmp_path / "a.hdf5")
+    mapping = rlio.Mapping(
+        {**COLUMNS, "obs": "tokens"}, episode="data/demo_*", terminated="dones", next_obs="derive"
+    )
+    found = rows(source, mapping, shuffle=False)
+    step = expected()[1]
+    after = [len(row) for row in found["new_obs"]]
+    assert after == [t + 1 if valid else 0 for t, valid in zip(step, found["new_obs_valid"], strict=True)]
+    assert (~found["new_obs_valid"]).sum() == len(LENGTHS)
+
+
+def test_lists_that_h5py_does_not_read_right_and_other_objects_are_refused(tmp_path: Path) -> None:
+    mapping = rlio.Mapping({**COLUMNS, "tokens": "tokens"}, episode="data/demo_*")
+    with pytest.raises(SchemaError, match=r"lists of >f4.*order of bytes"):
+        rows(with_tokens(tmp_path / "swapped.hdf5", dtype=">f4"), mapping)
+    source = demos(tmp_path / "texts.hdf5", (2,))
+    with h5py.File(source, "a") as file:
+        file["data/demo_0/tokens"] = ["a", "b"]
+    with pytest.raises(SchemaError, match=r"object of the shape \(2,\).*expected numbers"):
+        rows(source, mapping)

@@ -300,8 +300,9 @@ def lists(lengths: list[int], item: tuple[int, ...] = (), dtype: str = "<i4") ->
 
 @pytest.mark.parametrize("first", _LENGTHS.values(), ids=_LENGTHS)
 @pytest.mark.parametrize("episodes", [None, 1])
-def test_rows_of_different_lengths_are_lists_in_parquet_and_come_back(
-    first: list[int], episodes: int | None, tmp_path: Path
+@pytest.mark.parametrize("to", ["npz", "parquet"])
+def test_rows_of_different_lengths_are_written_and_come_back(
+    to: str, first: list[int], episodes: int | None, tmp_path: Path
 ) -> None:
     tokens = [lists(first), lists([5, 0, 1, 2])]
     points = [lists(first, (2,), ">f8"), lists([1, 1, 1, 3], (2,), ">f8")]
@@ -311,28 +312,46 @@ def test_rows_of_different_lengths_are_lists_in_parquet_and_come_back(
     ]
     source = recorded(tmp_path / "own", *batches)
     options = {} if episodes is None else {"episodes_per_file": episodes}
-    report = rlio.convert(source, tmp_path / "out", to="parquet", prove=True, options=options)
+    report = rlio.convert(source, tmp_path / "out", to=to, prove=True, options=options)
     assert "left_out" not in kinds(report)
     back, expected = found(tmp_path / "out", shuffle=False), rlio.concat_samples(batches)
     for name in ("tokens", "points", "obs", "new_obs"):
         assert [row.tolist() for row in back[name]] == [row.tolist() for row in expected[name]]
         assert {row.dtype for row in back[name]} == {expected[name][0].dtype.newbyteorder("=")}
     assert rlio.Ragged.of(back["tokens"]).lengths.tolist() == [*first, 5, 0, 1, 2]
-    kept = pq.read_table(sorted((tmp_path / "out").glob("*.parquet"))[0])
-    assert kept.column("tokens").to_pylist()[:4] == [row.tolist() for row in tokens[0]]
+    file = sorted((tmp_path / "out").iterdir())[0]
+    if to == "parquet":
+        kept = pq.read_table(file)
+        assert kept.column("tokens").to_pylist()[:4] == [row.tolist() for row in tokens[0]]
+    else:
+        with np.load(file) as arrays:
+            assert arrays["tokens.offsets"][:5].tolist() == np.cumsum([0, *first]).tolist()
+            assert arrays["points.values"].shape[1:] == (2,)
 
 
-@pytest.mark.parametrize(
-    "to", ["npz", *further("d3rlpy", "d4rl", "lerobot", "minari", "rllib-json", "robomimic")]
-)
+def test_npz_has_rows_of_different_lengths_in_parts_and_refuses_keys_of_their_names(tmp_path: Path) -> None:
+    parts = {"tokens": lists([0, 1, 2, 3]), "x": np.arange(4.0)}
+    after = {"tokens": lists([1, 2, 3, 0]), "x": np.arange(1.0, 5.0)}
+    recorded(tmp_path / "own", rows(obs=parts, new_obs=after, **{"a.values": np.arange(4)}))
+    report = rlio.convert(tmp_path / "own", tmp_path / "out", to="npz", prove=True)
+    assert kinds(report)["renamed"] == ["a.values -> a_values_"]
+    back = found(tmp_path / "out", shuffle=False)
+    assert [row.tolist() for row in back["obs"]["tokens"]] == [row.tolist() for row in parts["tokens"]]
+    recorded(tmp_path / "keys", rows(obs={"x.values": np.arange(4)}, new_obs={"x.values": np.arange(1, 5)}))
+    with pytest.raises(SchemaError, match=r"rename it.*obs/x\.values"):
+        rlio.convert(tmp_path / "keys", tmp_path / "b", to="npz")
+
+
+@pytest.mark.parametrize("to", ["lerobot", *further("d3rlpy", "d4rl", "minari", "rllib-json", "robomimic")])
 def test_formats_without_lists_leave_them_out_or_say_what_holds_them(to: str, tmp_path: Path) -> None:
     recorded(tmp_path / "extra", rows(tokens=lists([0, 1, 2, 3])))
-    name = "out" if to in ("npz", "lerobot", "minari", "rllib-json") else "out.hdf5"
+    name = "out" if to in ("lerobot", "minari", "rllib-json") else "out.hdf5"
     report = rlio.convert(tmp_path / "extra", tmp_path / name, to=to, prove=True)
     assert "tokens" in kinds(report)["left_out"]
     tokens = lists([0, 1, 2, 3])
     recorded(tmp_path / "obs", rows(obs=tokens, new_obs=lists([1, 2, 3, 4])))
-    with pytest.raises(SchemaError, match=r"rows of different lengths.*to_padded.*\['parquet'\].*column obs"):
+    holding = r"rows of different lengths.*to_padded.*\['npz', 'parquet'\].*column obs"
+    with pytest.raises(SchemaError, match=holding):
         rlio.convert(tmp_path / "obs", tmp_path / f"b{name}", to=to)
 
 
@@ -360,3 +379,95 @@ def test_shapes_of_lists_that_are_no_shapes_are_damage(tmp_path: Path) -> None:
         pq.write_table(table.replace_schema_metadata({"rlio.lists": written}), tmp_path / "a.parquet")
         with pytest.raises(CorruptData, match=r"rlio\.lists .*(states no shapes|is not readable as JSON)"):
             found(tmp_path / "a.parquet")
+
+
+# ---- times ----
+
+_TIMES = ["<M8[D]", "<M8[h]", "<M8[m]", "<M8[s]", "<M8[ms]", "<M8[us]", "<M8[ns]", ">M8[us]", "<M8[25s]"]
+_DURATIONS = ["<m8[W]", "<m8[D]", "<m8[h]", "<m8[s]", "<m8[ms]", "<m8[us]", "<m8[ns]"]
+
+
+@pytest.mark.parametrize("dtype", [*_TIMES, *_DURATIONS])
+def test_times_come_back_from_parquet_with_their_unit(dtype: str, tmp_path: Path) -> None:
+    when = np.array([0, -5, "NaT", 1000], dtype)
+    recorded(tmp_path / "own", rows(when=when), rows(when=when[::-1]))
+    report = rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet", prove=True)
+    assert "left_out" not in kinds(report)
+    back = found(tmp_path / "out", shuffle=False)["when"]
+    assert back.dtype == when.dtype.newbyteorder("=")
+    assert back.tolist() == [*when.tolist(), *when[::-1].tolist()]
+    kind = pq.read_schema(next((tmp_path / "out").glob("*.parquet"))).field("when").type
+    is_date, is_duration = dtype == "<M8[D]", "m8" in dtype
+    assert (pa.types.is_date(kind), pa.types.is_duration(kind)) == (is_date, is_duration)
+    assert pa.types.is_timestamp(kind) == (not is_date and not is_duration)
+
+
+@pytest.mark.parametrize("when", [np.array([1] * 4, "M8[M]"), np.array([[1]] * 4, "M8[s]")])
+def test_times_that_arrow_has_not_are_left_out_of_parquet(when: np.ndarray, tmp_path: Path) -> None:
+    recorded(tmp_path / "own", rows(when=when))
+    report = rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet", prove=True)
+    assert kinds(report)["left_out"] == ["when"]
+
+
+def test_dtypes_of_times_that_lie_are_damage(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "obs": [1.0],
+            "actions": [0],
+            "rewards": [1.0],
+            "eps_id": [0],
+            "when": pa.array(np.array([1500], "M8[ms]")),
+        }
+    )
+    for written in (
+        b"5",
+        b'{"when": 5}',
+        b'{"when": "<f8"}',
+        b'{"when": "<m8[ms]"}',
+        b'{"actions": "<m8[Y]"}',
+        b'{"when": "<M8[s]"}',
+        b'{"obs": "<M8[s]"}',
+    ):
+        pq.write_table(table.replace_schema_metadata({"rlio.times": written}), tmp_path / "a.parquet")
+        with pytest.raises(CorruptData, match=r"rlio\.times in the metadata states"):
+            found(tmp_path / "a.parquet")
+
+
+# ---- the arrays of rows of different lengths ----
+
+
+def npz(path: Path, **arrays: np.ndarray) -> Path:
+    """A file of two steps."""
+    steps = {
+        "obs": np.zeros((2, 1)),
+        "actions": np.zeros(2),
+        "rewards": np.zeros(2),
+        "eps_id": np.zeros(2, int),
+    }
+    np.savez(path, **{name.replace("__", "."): array for name, array in {**steps, **arrays}.items()})
+    return path
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 2, 1], [1, 2, 3], [0, 1, 2], [0, 1, 4], [0.0, 1.0, 3.0], [0, 3]], ids=str
+)
+def test_offsets_that_lie_are_refused_by_the_name_of_the_column(offsets: list[float], tmp_path: Path) -> None:
+    file = npz(tmp_path / "a.npz", tokens__values=np.arange(3), tokens__offsets=np.array(offsets))
+    with pytest.raises(SchemaError) as caught:
+        found(file)
+    assert caught.value.column == "tokens"
+    assert caught.value.uri == str(file)
+
+
+def test_two_arrays_are_a_column_unless_there_is_one_of_that_name(tmp_path: Path) -> None:
+    two = {"tokens__values": np.arange(3), "tokens__offsets": np.array([0, 0, 3], np.int32)}
+    back = found(npz(tmp_path / "a.npz", **two), shuffle=False)
+    assert [row.tolist() for row in back["tokens"]] == [[], [0, 1, 2]]
+    mapping = rlio.Mapping(
+        {"obs": "obs", "actions": "actions", "rewards": "rewards", "tokens": "tokens"}, episode="eps_id"
+    )
+    own = npz(tmp_path / "b.npz", tokens=np.arange(2), **two)
+    assert found(own, mapping=mapping, shuffle=False)["tokens"].tolist() == [0, 1]
+    empty = npz(tmp_path / "c.npz", tokens__values=np.arange(0), tokens__offsets=np.arange(0))
+    with pytest.raises(rlio.errors.MissingColumn, match="tokens"):
+        found(empty, mapping=mapping)

@@ -43,7 +43,7 @@ crc32c = pytest.importorskip(
 )
 
 GOLDEN = Path(__file__).with_name("golden") / "formats/rlds"
-COUNTS, PARTS = GOLDEN / "counts/1.0.0", GOLDEN / "parts/0.1.0"
+COUNTS, PARTS, LISTS = GOLDEN / "counts/1.0.0", GOLDEN / "parts/0.1.0", GOLDEN / "lists/1.0.0"
 #: Rows of each episode of `COUNTS`, one less than its steps.
 ROWS = (3, 2, 4, 1, 2)
 
@@ -612,3 +612,115 @@ def test_a_data_set_that_was_never_ended_is_refused_unless_its_last_steps_are_sa
     rows = all_rows(write(tmp_path / "some", wrong(**open_ended), wrong()))
     assert rows["actions"].tolist() == [0, 1, 2, 0, 1]
     assert rows["terminateds"].tolist() == [False] * 4 + [True]
+
+
+# ---- sequences in steps ----
+
+
+def test_sequences_that_tensorflow_datasets_wrote_are_those_of_their_steps() -> None:
+    rows: Any = all_rows(LISTS, cache="none", shuffle=False)
+    value, has = rows["actions"], rows["actions"] < 200
+    number, t = np.divmod(value, 100)
+    assert rows["actions"].dtype == np.int32
+    assert [row.tolist() for row in rows["tokens"]] == [
+        [v] * ((e + s) % 3 * h) for v, e, s, h in zip(value, number, t, has, strict=True)
+    ]
+    for name, more in (("obs", 0), ("new_obs", 1)):
+        boxes, kinds = rows[name]["objects"]["box"], rows[name]["objects"]["kind"]
+        counts = [(s + more) * h for s, h in zip(t, has, strict=True)]
+        assert [row.tolist() for row in kinds] == [[*range(count)] for count in counts]
+        assert [row.tolist() for row in boxes] == [
+            [[v + more, k] for k in range(count)] for v, count in zip(value, counts, strict=True)
+        ]
+        assert {(row.dtype.str, row.shape[1:]) for row in boxes} == {("<f4", (2,))}
+        assert {row.dtype.str for row in kinds} == {"|u1"}
+
+
+def a_sequence(dtype: str = "int32", shape: tuple[int, ...] = (), **changed: Any) -> dict[str, Any]:
+    """A feature: `tfds.features.Sequence`, as TFDS 4.9 describes it."""
+    tensor = {"dtype": dtype, "encoding": "none", "shape": {"dimensions": [str(n) for n in shape]}}
+    return {"sequence": {"feature": {"tensor": tensor}, "length": "-1", **changed}}
+
+
+def sequences(name: str, rows: list[Any], dtype: str = "int64") -> dict[str, Any]:
+    """The lists of a sequence in steps, as TFDS 4.9 writes them."""
+    return {
+        f"{name}/ragged_flat_values": np.array([item for row in rows for item in row], dtype).ravel(),
+        f"{name}/ragged_row_lengths_0": np.array([len(row) for row in rows]),
+    }
+
+
+def test_a_sequence_in_steps_is_rows_of_any_number_of_items(tmp_path: Path) -> None:
+    tokens = [[1, 300, -3], [], [4], [5, 6]]
+    points = [[[0.5, 1.0]], [], [[1.5, 2.0], [2.5, 3.0]], []]
+    none = [[], [], []]
+    features = {
+        "tokens": a_sequence(),
+        "observation": {
+            "featuresDict": {
+                "features": {
+                    "objects": {  # TFDS has a sequence of a dict as a dict of sequences.
+                        "sequence": {
+                            "feature": {
+                                "featuresDict": {
+                                    "features": {"points": a_sequence("float32", (2,))["sequence"]["feature"]}
+                                }
+                            },
+                            "length": "-1",
+                        }
+                    }
+                }
+            }
+        },
+    }
+    records = [
+        example(
+            an_episode(
+                steps,
+                observation=None,
+                **sequences("tokens", rows),
+                **sequences("observation/objects/points", pairs, "float32"),
+            )
+        )
+        for steps, rows, pairs in ((4, tokens, points), (3, none, none))
+    ]
+    root = write(tmp_path / "own", *records, features=features)
+    rows = all_rows(root, cache="none", shuffle=False)
+    assert [row.tolist() for row in rows["tokens"]] == [*tokens[:-1], [], []]
+    assert {row.dtype for row in rows["tokens"]} == {np.dtype(np.int32)}
+    pairs = rows["obs"]["objects"]["points"], rows["new_obs"]["objects"]["points"]
+    assert [row.tolist() for row in pairs[0]] == [*points[:-1], [], []]
+    assert [row.tolist() for row in pairs[1]] == [*points[1:], [], []]
+    assert {(row.shape[1:], row.dtype.str) for each in pairs for row in each} == {((2,), "<f4")}
+    with rlio.read(root, epochs=1) as reader:
+        source: Any = reader.source  # type: ignore[attr-defined]  # An EpisodeReader.
+        for size in (1, 2):
+            assert parts_of(source, 0, size).equals(source.load(0, None))
+    assert all_rows(root, columns=["tokens"]).keys() == {"tokens"}
+    assert rlio.convert(root, tmp_path / "rlio", prove=True).proved
+
+
+@pytest.mark.parametrize("lengths", [[1, 0, 2], [1, 1], [4, -1, 0], [2**40, 0, 0]])
+def test_lengths_of_sequences_that_lie_are_damage(lengths: list[int], tmp_path: Path) -> None:
+    lists = sequences("tokens", [[1], [1], [1], [1]])
+    lists["tokens/ragged_flat_values"] = np.array([1, 2, 3, 4])
+    lists["tokens/ragged_row_lengths_0"] = np.array(lengths)
+    root = write(tmp_path, example(an_episode(3, **lists)), features={"tokens": a_sequence()})
+    with pytest.raises(CorruptData, match="tokens"):
+        all_rows(root)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        a_sequence(length="3"),
+        {"sequence": {"feature": a_sequence(), "length": "-1"}},
+        {"sequence": {"feature": {"text": {}}, "length": "-1"}},
+    ],
+    ids=["of a fixed length", "of sequences", "of texts"],
+)
+def test_other_sequences_in_steps_are_refused_and_all_else_is_read(feature: Any, tmp_path: Path) -> None:
+    root = write(tmp_path, example(an_episode(3)), features={"x": feature})
+    with pytest.raises(UnknownLayout, match=r"leave_out.*\['x'\]"):
+        all_rows(root)
+    assert len(all_rows(root, format_options={"leave_out": ["x"]})) == 2

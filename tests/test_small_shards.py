@@ -256,10 +256,22 @@ def test_a_small_shard_is_fetched_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(fetched) == len(set(fetched)) == SHARDS * WRITERS
 
 
+def infos_and_times(root: Path) -> str:
+    """Shards with infos whose keys are columns, a later one with a further key, and times."""
+    for writer in range(WRITERS):
+        with rlio.ParquetWriter(str(root), writer_id=f"w{writer}", roll=rlio.Roll(max_rows=ROWS)) as out:
+            for first in range(0, SHARDS * ROWS, ROWS):
+                t = np.arange(first, first + ROWS)
+                infos = [{"x": float(row), **({"late": row} if first else {})} for row in t.tolist()]
+                out.write(rlio.SampleBatch(t=t, infos=infos, when=t.astype("M8[s]")))
+    return str(root)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "infos and times"])
 def test_a_shuffle_opens_no_shard_before_those_of_its_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = numbers(tmp_path)
+    root = numbers(tmp_path) if kind == "numbers" else infos_and_times(tmp_path)
     opened: list[str] = []
     plain = DatasetSnapshot.open_shard
 
@@ -273,6 +285,10 @@ def test_a_shuffle_opens_no_shard_before_those_of_its_window(
         reader.sample()
         # Those of the window, and of the one that is loaded ahead.
         assert len(set(opened)) <= 8 < SHARDS * WRITERS
+        rows = rlio.concat_samples(list(reader))
+    if kind != "numbers":
+        assert [info["x"] for info in rows["infos"]] == rows["t"].tolist()
+        assert (rows["when"].astype(np.int64) == rows["t"]).all()
 
 
 def numbers(root: Path) -> str:

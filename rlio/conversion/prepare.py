@@ -29,6 +29,7 @@ from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.formats.files.space_arrays import check_fits
 from rlio.formats.format import Holds, Nesting, formats
 from rlio.formats.sink import Origin, PreparedEpisode
+from rlio.schemas.arrow_tables import arrow_times
 
 __all__ = ["BeginAgain", "Decisions", "FinalObs", "Preparer", "environment_for", "origin_for"]
 
@@ -313,7 +314,19 @@ class Preparer:
                 )
             return _checked_texts(array.astype(object), name)
         if (items := item_type(array)) is not None and items[0].kind in "biuf" and items[0].itemsize <= 8:
-            return self._ragged(name, array, items, kind if is_whole else "a part")
+            return self._ragged(name, array, items, kind if is_whole else "parts")
+        if (
+            array.dtype.kind in "mM"
+            and self._holds.times
+            and kind == "extra"
+            and is_whole
+            and array.ndim == 1
+        ):
+            try:
+                arrow_times(array)
+            except (TypeError, OverflowError) as error:
+                raise SchemaError(f"found {array.dtype}: {error}", column=name) from error
+            return array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             what = "objects" if array.dtype == object else str(array.dtype)
             raise SchemaError(

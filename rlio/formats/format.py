@@ -152,7 +152,9 @@ class Holds:
         texts: Which of "obs", "actions" and "extra" may be texts.
         text_axes: Axes of an array of texts, at most.
         axes: Axes of an array of numbers, at most.
-        ragged: Which of "obs", "actions" and "extra" may have rows of different lengths (`rlio.Ragged`).
+        ragged: Which of "obs", "actions", "extra" and "parts", of dicts, may have rows of different lengths
+            (`rlio.Ragged`).
+        times: Whether further columns may be times (datetime64, timedelta64) that Arrow has.
         shapes: (column, shape of its rows), of columns whose rows have one shape in all data.
         slash: Whether names may have slashes.
         reserved: A pattern of the names that the layout uses itself, which no further column can have.
@@ -188,6 +190,7 @@ class Holds:
     text_axes: int = 1
     axes: int = 32
     ragged: frozenset[str] = frozenset()
+    times: bool = False
     shapes: frozenset[tuple[str, tuple[int, ...]]] = frozenset()
     slash: bool = True
     reserved: str = ""

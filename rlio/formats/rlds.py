@@ -10,6 +10,10 @@ meaning. So an episode of N + 1 steps gives N rows, and all observations are kno
 ``is_last`` has not ended: all its steps have actions, and the observation after the last one is not known.
 Some data sets store an action that was taken and its reward in the last step too; ``last_step="action"``
 reads it as a row without a final observation.
+
+A sequence in a step (``tfds.features.Sequence`` of numbers) has any number of items: rows of a `rlio.Ragged`.
+It is stored as two lists: ``steps/tokens/ragged_flat_values``, the items of all steps, and
+``steps/tokens/ragged_row_lengths_0``, how many each step has.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.encoded_picture import row_type
 from rlio.batch.nested import map_structure, unflatten
 from rlio.batch.picture_codecs import encoded_column
+from rlio.batch.ragged import Ragged
 from rlio.errors import (
     CorruptData,
     MissingColumn,
@@ -83,14 +88,19 @@ _Bounds = dict[_Path, NDArray[np.int64] | None]
 
 @dataclass(frozen=True)
 class _Feature:
-    """One leaf: the shape and dtype of a step's value (object: text), and how its bytes encode it."""
+    """One leaf: shape and dtype of a step's value, or of one of them (object: text), and the encoding."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     encoding: str = "none"
+    #: Whether a step has any number of such values.
+    is_list: bool = False
 
 
 _FLAG = _Feature((), np.dtype(np.bool_))
+#: Lists of sequences in steps: the items of all steps, and how many each step has.
+_ITEMS, _LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
+_LENGTH = _Feature((), np.dtype(np.int64))
 
 
 class RldsSource:
@@ -203,7 +213,7 @@ class RldsSource:
             seen.update(covering)
             if covering:
                 self._notes.append(f"The feature {excerpt(name)} of steps is left out.")
-            elif (feature := _feature(about)) is None:
+            elif (feature := _feature(about)) is None or (feature.is_list and path[0] == "reward"):
                 refused[name] = about
             else:
                 self._steps[path] = feature
@@ -211,14 +221,15 @@ class RldsSource:
             raise OptionError(f"leave_out={excerpt(unknown)}: no such features of steps")
         if refused:
             raise UnknownLayout(
-                f"found the features {excerpt(refused)} of steps, expected numbers, texts of a fixed shape "
-                f"and pictures: format_options={{'leave_out': {excerpt(list(refused))}}} reads all else",
+                f"found the features {excerpt(refused)} of steps, expected numbers and sequences of them, "
+                "texts of a fixed shape and pictures: "
+                f"format_options={{'leave_out': {excerpt(list(refused))}}} reads all else",
                 uri=where,
             )
         self._check_names(where)
         for path, about in _leaves(top, (), where, self._limits):
             feature = _feature(about)
-            if feature is None or feature.shape or feature.encoding != "none":
+            if feature is None or feature.is_list or feature.shape or feature.encoding != "none":
                 self._notes.append(f"The feature {excerpt('/'.join(path))} of episodes is not read.")
             else:
                 self._about[path] = feature
@@ -324,12 +335,13 @@ class RldsSource:
         """Bytes of a row. Pictures whose size is not described have that of the first one."""
         wide = 0
         for path, feature in self._steps.items():
-            if -1 in feature.shape and self.lengths:
+            if (-1 in feature.shape or feature.is_list) and self.lengths:
                 number, *place = self._places[0]
                 with contextlib.suppress(CorruptData):  # `load` raises it.
                     example = self._file(number).glance(*place)
                     shown = self._part(example, {}, path, feature, range(1))
-                    feature = replace(feature, shape=row_type(shown)[1])
+                    shape = (len(shown[0]), *feature.shape) if feature.is_list else row_type(shown)[1]
+                    feature = replace(feature, shape=shape)
             wide += (1 + (path[0] == "observation")) * _row_bytes(feature)
         return max(1, wide)
 
@@ -380,7 +392,7 @@ class RldsSource:
         for path, feature in self._steps.items():
             if path[0] in ends or not _is_wanted(path[0], columns):
                 continue
-            if len(shown) < total:
+            if len(shown) < total or feature.is_list:
                 parts[path] = self._part(example, bounds, path, feature, shown, total)
             else:
                 parts[path] = self._column(example, (_STEPS, *path), feature)
@@ -448,6 +460,8 @@ class RldsSource:
         steps: int | None = None,
     ) -> NDArray[Any]:
         """The values of some steps of a feature, which must have ``steps`` if they are given."""
+        if feature.is_list:
+            return self._lists(example, bounds, path, feature, rows, steps)
         values = _values(example, (_STEPS, *path), feature)
         with in_column("/".join((_STEPS, *path))):
             if path not in bounds:
@@ -460,6 +474,30 @@ class RldsSource:
             _check_steps(path, len(found) - 1, steps)
             start, stop = (int(found[min(row, len(found) - 1)]) for row in (rows.start, rows.stop))
             return self._array(example.some(values, start, stop), feature)
+
+    def _lists(
+        self,
+        example: Example,
+        bounds: _Bounds,
+        path: _Path,
+        feature: _Feature,
+        rows: range,
+        steps: int | None,
+    ) -> NDArray[Any]:
+        """See `_part`, of a sequence in each step: rows of a `Ragged`."""
+        if (ends := bounds.get(path)) is None:
+            lengths = self._column(example, (_STEPS, *path, _LENGTHS), _LENGTH)
+            if (lengths < 0).any():
+                raise CorruptData("a sequence has less than no items", column="/".join((_STEPS, *path)))
+            ends = bounds[path] = np.cumsum([0, *lengths])
+        _check_steps(path, len(ends) - 1, steps)
+        own = ends[rows.start : rows.stop + 1]
+        items = replace(feature, is_list=False)
+        self._piece.spend(_TEXT_BYTES * len(own))
+        values = self._part(
+            example, bounds, (*path, _ITEMS), items, range(int(own[0]), int(own[-1])), int(ends[-1])
+        )
+        return Ragged(values, own - own[0]).rows()
 
     def _column(self, example: Example, path: _Path, feature: _Feature) -> NDArray[Any]:
         """The values of a feature: a row a step; of a feature of episodes, one row."""
@@ -527,12 +565,31 @@ def _leaves(
     for name, about in features.items():
         if "featuresDict" in about:
             yield from _leaves(_children(about, where), (*above, name), where, limits)
+        elif parts := _sequences(about, where):
+            yield from _leaves(parts, (*above, name), where, limits)
         else:
             yield (*above, name), about
 
 
+def _sequences(about: Mapping[str, Any], where: str) -> dict[str, Mapping[str, Any]]:
+    """A sequence of dicts as the dict of sequences that TFDS makes of it; {}: it is something else."""
+    found = about.get("sequence")
+    sequence: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    inner = sequence.get("feature")
+    if not isinstance(inner, Mapping) or "featuresDict" not in inner:
+        return {}
+    parts = _children(inner, where).items()
+    return {name: {"sequence": {**sequence, "feature": one}} for name, one in parts}
+
+
 def _feature(about: Mapping[str, Any]) -> _Feature | None:
     """What a leaf holds; None: nothing that is read."""
+    if isinstance(sequence := about.get("sequence"), Mapping):
+        inner = sequence.get("feature")
+        item = _feature(inner) if isinstance(inner, Mapping) and "sequence" not in inner else None
+        is_plain = item is not None and item.encoding == "none" and item.dtype.kind in "biuf"
+        is_any = str(sequence.get("length")) == "-1"
+        return replace(item, is_list=True) if item is not None and is_plain and is_any else None
     if "text" in about:
         return _Feature((), np.dtype(object))
     if "classLabel" in about:

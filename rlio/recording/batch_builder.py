@@ -73,10 +73,14 @@ class BatchBuilder:
                 f"this row has the columns {excerpt(sorted(values))}, but the rows before have "
                 f"{excerpt(sorted(self._rows[0]))}: give every row the same columns"
             )
+        row = {}
         for name, value in values.items():
             if type(value) not in _PLAIN:
                 _check(value, name)
-        self._rows.append(map_structure(_copy_leaf, values))
+                # A walk through all values at once takes twice the time of a row of numbers.
+                value = np.array(value) if type(value) is np.ndarray else map_structure(_copy_leaf, value)
+            row[name] = value
+        self._rows.append(row)
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Add the rows of a batch; they are copied only in `build_and_reset`."""

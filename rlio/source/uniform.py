@@ -27,14 +27,16 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.batch.encoded_picture import row_type
 from rlio.batch.join import Unlike
 from rlio.batch.nested import Path, leaves, map_structure, path_text
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import MissingColumn, SchemaError, excerpt
 from rlio.read_options import ReadOptions
 
 __all__ = ["Agreed", "Uniform"]
 
 _Leaf: TypeAlias = tuple[str, Path]
-#: Dtype and shape of a row of each leaf.
-_Types: TypeAlias = dict[_Leaf, tuple[np.dtype[Any], tuple[int, ...]]]
+#: Dtype and shape of a row; and of an item, if rows are lists of any length.
+_Type: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], tuple[np.dtype[Any], tuple[int, ...]] | None]
+_Types: TypeAlias = dict[_Leaf, _Type]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -49,10 +51,11 @@ class Uniform:
 
     Args:
         unlike: How `agree` treats columns that only some files have, see `ReadOptions`.
+        lists: What to do about rows of any length, if the first record has them of one, for a message.
     """
 
-    def __init__(self, *, unlike: Unlike = "error") -> None:
-        self._unlike = unlike
+    def __init__(self, *, unlike: Unlike = "error", lists: str = "") -> None:
+        self._unlike, self._lists = unlike, lists
         self._policies: dict[str, _Types] = {}
         # For policies whose columns were chosen by `agree`: each column, with one row of it.
         self._chosen: dict[str, dict[str, Any]] = {}
@@ -122,7 +125,7 @@ class Uniform:
 
     def _conform(self, rows: SampleBatch, expected: _Types) -> None:
         found = dict(_leaves(rows))
-        for (name, path), (dtype, shape) in expected.items():
+        for (name, path), (dtype, shape, items) in expected.items():
             values = found.get((name, path))
             if values is None:
                 raise MissingColumn(
@@ -130,10 +133,31 @@ class Uniform:
                     "the names that all records have",
                     column=name,
                 )
-            dtype_found, shape_found = row_type(values)
+            dtype_found, shape_found, items_found = _type_of(values)
+            if items is not None:
+                lists = _with_items(values, *items)
+                if lists is None:
+                    what, of = (
+                        ("rows", (dtype_found, shape_found))
+                        if items_found is None
+                        else ("lists", items_found)
+                    )
+                    raise SchemaError(
+                        f"{what} of {of[0]} and shape {of[1]}{_within(path)} where the first record has "
+                        f"lists of {items[0]} and shape {items[1]}",
+                        column=name,
+                    )
+                if lists is not values:
+                    rows[name] = map_structure(
+                        lambda leaf, old=values, new=lists: new if leaf is old else leaf, rows[name]
+                    )
+                continue
             if shape_found != shape:
+                is_list = items_found is not None or (shape and shape_found[1:] == shape[1:])
+                shown = f"shape {shape_found}" if items_found is None else "any length"
                 raise SchemaError(
-                    f"rows of shape {shape_found}{_within(path)} where the first record has {shape}",
+                    f"rows of {shown}{_within(path)} where the first record has {shape}"
+                    + self._lists * bool(is_list),
                     column=name,
                 )
             if dtype_found != dtype and not (dtype_found.kind == dtype.kind and dtype.kind in "US"):
@@ -162,15 +186,21 @@ class Agreed:
         options: The read options.
         firsts: Yields the URI and the first readable batch of each file, or of each kind of file.
         several: Whether there may be several kinds.
+        lists: See `Uniform`.
 
     Raises:
         SchemaError: Files have different columns, and the options do not reconcile them.
     """
 
     def __init__(
-        self, options: ReadOptions, firsts: Callable[[], Iterable[tuple[str, Batch]]], *, several: bool
+        self,
+        options: ReadOptions,
+        firsts: Callable[[], Iterable[tuple[str, Batch]]],
+        *,
+        several: bool,
+        lists: str = "",
     ) -> None:
-        self._uniform = Uniform(unlike=options.unlike)
+        self._uniform = Uniform(unlike=options.unlike, lists=lists)
         self._firsts = firsts
         self._has_looked = False
         brings = options.columns is None and (options.on_error == "raise" or options.unlike != "error")
@@ -242,7 +272,27 @@ def _may_lack(name: str, parts: list[tuple[str, SampleBatch]]) -> bool:
 
 
 def _types(rows: Mapping[str, Any] | SampleBatch) -> _Types:
-    return {leaf: row_type(values) for leaf, values in _leaves(rows)}
+    return {leaf: _type_of(values) for leaf, values in _leaves(rows)}
+
+
+def _type_of(values: NDArray[Any]) -> _Type:
+    return (*row_type(values), item_type(values))
+
+
+def _with_items(values: NDArray[Any], dtype: np.dtype[Any], item: tuple[int, ...]) -> NDArray[Any] | None:
+    """Lists, or rows of one length, as lists of items of a dtype and shape; None: they do not fit."""
+    if not len(values) or item_type(values) == (dtype, item):
+        return values
+    if values.ndim > 1 and values.dtype.kind in "biuf":
+        rows = Ragged.from_padded(values, np.ones(values.shape[:2], np.bool_))
+    elif item_type(values) is not None:
+        rows = Ragged.of(values)
+    else:
+        return None
+    items = rows.values if len(rows.values) else np.empty((0, *item), dtype)
+    if items.shape[1:] != item or not (items.dtype == dtype or _fits(items, dtype)):
+        return None
+    return Ragged(items.astype(dtype, copy=False), rows.offsets).rows()
 
 
 def _leaves(rows: Mapping[str, Any] | SampleBatch) -> list[tuple[_Leaf, NDArray[Any]]]:

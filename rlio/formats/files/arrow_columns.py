@@ -87,6 +87,8 @@ def to_column(
 #: Key of a Parquet file's metadata: of columns of lists that may differ in length, even if those here do not,
 #: the shape of an item.
 ANY_LENGTH: Final = "rlio.lists"
+#: Of columns of times, their dtypes: Arrow and Parquet do not have all units.
+TIMES: Final = "rlio.times"
 
 
 class UnequalLists(SchemaError):
@@ -220,7 +222,9 @@ def _refuse_nulls(values: Any) -> None:
 
 def _from_numbers(values: Any) -> Array:
     """Numbers as a new array; nulls become NaN or NaT where the dtype has them."""
-    if not (pa.types.is_floating(values.type) or pa.types.is_timestamp(values.type)):
+    types = pa.types
+    has_none = types.is_floating, types.is_timestamp, types.is_date, types.is_duration
+    if not any(test(values.type) for test in has_none):
         _refuse_nulls(values)
     if not values.null_count and not pa.types.is_temporal(values.type):
         return _without_nulls(values)

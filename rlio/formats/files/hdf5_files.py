@@ -29,6 +29,7 @@ from typing import IO, Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, raise_at
@@ -265,11 +266,32 @@ class Hdf5Files:
         found = []
         for first in range(start, stop, step):
             found.append(np.asarray(dataset[first : min(first + step, stop)]))
-            self._piece.spend(sum(_TEXT_BYTES + len(value) for value in found[-1].flat))
+            self._piece.spend(sum(_TEXT_BYTES + _bytes_of(value) for value in found[-1].flat))
         return np.concatenate(found) if found else np.asarray(dataset[start:start])
+
+    def rows_of_lists(self, dataset: Any, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """As `read`, of a dataset whose rows are lists of numbers (`items_of`): rows of a `Ragged`."""
+        items = self.items_of(dataset.dtype)
+        assert items is not None
+        if not items.isnative:  # h5py 3.16 gives its bytes as those of the machine's order.
+            raise SchemaError(
+                f"found lists of {items.str}, expected the machine's order of bytes: write it again"
+            )
+        rows = Ragged.joined(self.read(dataset, start, stop), items, ())
+        assert rows is not None
+        return rows.rows()
+
+    def items_of(self, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+        """The dtype of the numbers in rows of variable length; None: rows are something else."""
+        items = self._h5py.check_vlen_dtype(dtype)  # Of texts: `str` or `bytes`.
+        return items if isinstance(items, np.dtype) and items.kind in "biuf" else None
 
     def close(self) -> None:
         self._open.close()
+
+
+def _bytes_of(value: Any) -> int:
+    return value.nbytes if isinstance(value, np.ndarray) else len(value)
 
 
 class _Opened(NamedTuple):

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,16 @@ from rlio.batch.columns import (
 )
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.other_names import did_you_mean
-from rlio.errors import CorruptData, MissingColumn, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.batch.ragged import Ragged, item_type
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    OptionError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+    excerpt,
+)
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import in_column
 from rlio.formats.files.json_files import list_of_records
@@ -58,12 +67,14 @@ from rlio.formats.rllib.columns import (
 from rlio.formats.rllib.json_arrays import parse_arrays
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import check_containers
+from rlio.support.options import refuse_unknown
 from rlio.support.spaces import Spaces, check_spaces
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
 __all__ = [
+    "LISTS_WAY",
     "STEP_NUMBERS",
     "RllibDecoder",
     "check_asked",
@@ -85,6 +96,8 @@ STEP_NUMBERS = (
     *(Columns.T, Columns.EPS_ID, Columns.UNROLL_ID, Columns.AGENT_INDEX),
 )
 _EXPECTED = frozenset((Columns.OBS, Columns.ACTIONS, *STEP_NUMBERS))
+#: What to do about lists that begin to differ in length after the first record.
+LISTS_WAY: Final = "; if rows have any number of items, pass format_options={'lists': [...]} with the column"
 # Bytes that a text or object counts as.
 _OBJECT_BYTES = 64
 _SPECIALFLOATS = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
@@ -157,6 +170,8 @@ class _Record:
     infinite: bool
     #: The remaining allowance of its packed columns.
     allowance: Allowance
+    #: The columns whose rows have any number of items.
+    lists: frozenset[str]
 
 
 class RllibDecoder:
@@ -170,7 +185,9 @@ class RllibDecoder:
         unnormalise_actions: Whether actions and prev_actions are scaled from [-1, 1] to the bounds of their
             space; None: they are not scaled, and this is logged once if it matters.
         format_options: ``{"infos": "obs"}`` or ``{"infos": "new_obs"}``: what infos belong to, see
-            `rlio.formats.rllib.columns.InfoOrder`.
+            `rlio.formats.rllib.columns.InfoOrder`. ``{"lists": ["tokens"]}``: columns, or parts of them
+            (``obs/tokens``), whose rows have any number of items, also if those of the first record do not
+            differ.
         source: Name of the input in messages.
 
     Raises:
@@ -189,7 +206,10 @@ class RllibDecoder:
         source: str = "",
     ) -> None:
         check_spaces(spaces)
-        self.infos: InfoOrder = InfoOrder(format_options, of="RLlib's records")
+        own = dict(format_options or {})
+        refuse_unknown(own, ("infos", "lists"), of="format_options of RLlib's records")
+        self.lists: frozenset[str] = _names(own.pop("lists", ()))
+        self.infos: InfoOrder = InfoOrder(own, of="RLlib's records")
         self.flags: DoneFlags = DoneFlags(columns, source)
         self.scaling: ActionScaling = ActionScaling(spaces, unnormalise_actions, source)
         self._asked = columns
@@ -208,6 +228,8 @@ class RllibDecoder:
             self.details["unnormalise_actions"] = True
         if self.infos.given is not None:
             self.details["format_options"] = {"infos": self.infos.given}
+        if self.lists:
+            self.details["lists"] = sorted(self.lists)
 
     def decode(self, line: bytes, next_line: NextLine | None = None) -> Batch:
         """Decode the batch in one line.
@@ -296,7 +318,7 @@ class RllibDecoder:
             raise CorruptData(
                 f"not a record of experience: found {names}; expected obs, actions, rewards and the like"
             )
-        context = _Record(_is_one_step(columns), infinite, allowance)
+        context = _Record(_is_one_step(columns), infinite, allowance, self.lists)
         spaces = space_of(self._spaces, policy)
         arrays = {
             name: self._column(name, value, spaces.get(name), context)
@@ -361,7 +383,7 @@ class RllibDecoder:
             value = self._unpacked(value, context)
             if space is not None:
                 return fit_space(value, space, lambda leaf: _to_array(name, leaf, context))
-            return _convert(name, value, context)
+            return _convert(name, value, context, name)
 
     def _unpacked(self, value: Any, context: _Record) -> Any:
         """Replace packed text in ``value`` by arrays; arrays of a one-step record get a row axis."""
@@ -403,15 +425,22 @@ def _is_one_step(columns: Mapping[str, Any]) -> bool:
     )
 
 
-def _convert(name: str, value: Any, context: _Record) -> Any:
-    """Convert a column without a space, nested as it was written."""
+def _names(value: object) -> frozenset[str]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise OptionError(f"format_options['lists']={excerpt(value)}: expected a list of names of columns")
+    return frozenset(value)
+
+
+def _convert(name: str, value: Any, context: _Record, path: str) -> Any:
+    """Convert a column without a space, nested as it was written; ``path`` names the part of it."""
     if isinstance(value, dict) and not (context.one_step and name in _INFOS):
         if not value and context.one_step:
             return object_column([value])
-        return {_key(key): _convert(name, item, context) for key, item in value.items()}
+        return {_key(key): _convert(name, item, context, f"{path}/{key}") for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(_convert(name, item, context) for item in value)
-    return _to_array(name, value, context)
+        return tuple(_convert(name, item, context, f"{path}/{at}") for at, item in enumerate(value))
+    array = _to_array(name, value, context)
+    return _as_lists(array, path) if path in context.lists else array
 
 
 def _key(key: Any) -> str:
@@ -446,9 +475,11 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
     try:
         array = np.array(rows)
     except (ValueError, OverflowError) as error:
+        if (lists := _of_any_length(name, rows, context)) is not None:
+            return lists
         raise SchemaError(
-            f"rows of different shapes, {excerpt(rows, 80)}: expected rows of one shape; if the column is a "
-            "tuple of parts, pass spaces="
+            f"rows of different shapes, {excerpt(rows, 80)}: expected rows of one shape, or lists of numbers "
+            "whose lengths differ; if the column is a tuple of parts, pass spaces="
         ) from error
     kind = array.dtype.kind
     if kind == "U":
@@ -463,6 +494,35 @@ def _from_list(name: str, rows: list[Any], context: _Record) -> Array:
     if kind == "f" and array.size:
         return _check_floats(rows, array, context)
     return array
+
+
+def _of_any_length(name: str, rows: list[Any], context: _Record) -> Array | None:
+    """Lists of different lengths as rows of a `Ragged`; None: they are not of numbers of one shape."""
+    if name in STEP_NUMBERS or is_per_sequence(name) or not all(type(row) is list for row in rows):
+        return None
+    items = [item for row in rows for item in row]
+    try:
+        values = np.array(items)
+    except (ValueError, OverflowError):
+        return None
+    if values.dtype.kind not in "biuf":
+        return None
+    context.allowance.spend(values.nbytes)
+    values = _check_floats(items, values, context) if values.dtype.kind == "f" else values
+    return Ragged(standard_dtype(name, values), np.cumsum([0, *map(len, rows)])).rows()
+
+
+def _as_lists(array: Array, path: str) -> Array:
+    """Rows that may have any number of items, as those of a `Ragged`, also if they have one length."""
+    if array.dtype == object and (item_type(array) is not None or not len(array)):
+        return array
+    if array.ndim < 2 or array.dtype.kind not in "biuf":
+        raise SchemaError(
+            f"format_options lists: found {array.dtype} rows of shape {array.shape[1:]}, expected lists of "
+            "numbers",
+            column=path,
+        )
+    return Ragged.from_padded(array, np.ones(array.shape[:2], np.bool_)).rows()
 
 
 def _from_text(name: str, rows: list[Any], array: Array, context: _Record) -> Array:

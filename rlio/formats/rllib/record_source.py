@@ -14,7 +14,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, SchemaError, raise_at
 from rlio.formats.files.inputs import Failures
-from rlio.formats.rllib.decoder import RllibDecoder
+from rlio.formats.rllib.decoder import LISTS_WAY, RllibDecoder
 from rlio.read_options import ReadOptions
 from rlio.reader import Unit
 from rlio.schemas.schema import Schema
@@ -97,7 +97,12 @@ class RecordFiles(GroupFiles):
         self._records, self._decoder_of = records, decoder_of
         self._decoders: dict[frozenset[str] | None, RllibDecoder] = {None: self._whole}
         self.failures: Failures = records.failures
-        self._agreed = Agreed(options, lambda: records.firsts(self._whole), several=len(records.files) > 1)
+        self._agreed = Agreed(
+            options,
+            lambda: records.firsts(self._whole),
+            several=len(records.files) > 1,
+            lists=LISTS_WAY,
+        )
         # Files may have different columns: all are decoded, and then dropped or filled.
         self._decodes_all = options.unlike != "error"
         self._count(columns)

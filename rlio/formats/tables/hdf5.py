@@ -4,6 +4,8 @@ An episode is a group whose name matches ``Mapping.episode``, such as ``data/dem
 to the group. Otherwise the datasets of a file are its columns, and episodes end as in any table: by an id, by
 a flag, or with the file. Groups are nested columns: ``obs`` has the parts ``obs/a`` and ``obs/b``.
 
+A dataset of variable length (`h5py.vlen_dtype`) has rows of any number of items (`rlio.Ragged`).
+
 With ``final_row=True``, a column may have one row less than the observations: that of the final observation.
 """
 
@@ -21,6 +23,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
@@ -324,7 +327,8 @@ class Hdf5Table(Table):
                 "per_file=True, with which each file is one",
                 column=path,
             )
-        if not dataset.shape or dataset.dtype.kind not in "biuf":
+        is_lists = self._handles.items_of(dataset.dtype) is not None and len(dataset.shape) == 1
+        if not dataset.shape or not (dataset.dtype.kind in "biuf" or is_lists):
             raise SchemaError(
                 f"found {dataset.dtype} of the shape {dataset.shape}, expected numbers with a row a step",
                 column=path,
@@ -366,9 +370,12 @@ class Hdf5Table(Table):
                 self._check_rows(rows.file, path, len(dataset))
                 raise SchemaError(f"found {len(dataset)} rows, expected {count}", column=path)
             low, high = max(rows.start - base, 0), min(rows.stop - base, count)
-            found = self._handles.read(dataset, low, high)
+            items = self._handles.items_of(dataset.dtype)
+            read = self._handles.read if items is None else self._handles.rows_of_lists
+            found = read(dataset, low, high)
             if len(found) < high - low:  # The final row has no value.
-                found = np.concatenate([found, np.zeros((1, *found.shape[1:]), found.dtype)])
+                none = np.zeros((1, *found.shape[1:]), found.dtype) if items is None else np.zeros(0, items)
+                found = np.concatenate([found, none if items is None else object_column([none])])
             before = found[: max(0, count - self._lacks - 1 - low)]
             if path in self._last_only and before.any():
                 self.early.add((rows.file, groups[at]))

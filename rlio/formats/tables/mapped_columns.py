@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import concat_leaves
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, excerpt
 from rlio.formats.files.inputs import raise_at
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
@@ -30,6 +31,7 @@ _SCAN_ROWS: Final = 65_536
 _SHOWN_CODES: Final = 50
 #: A column of more values has no categories.
 _MOST_CODES: Final = 4096
+_LISTS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 _NUMBERS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 #: A flag that is true where a column is 0, and what may be another expression.
 _NOT: Final = re.compile(r"not\s+(\S.*)")
@@ -210,6 +212,9 @@ class MappedColumns:
         own = name.replace(Columns.NEXT_OBS, Columns.OBS, 1) if name.startswith(Columns.NEXT_OBS) else name
         dtypes = {dotted(key): dtype for key, dtype in (self._map.dtypes or {}).items()}
         wanted = next((dtypes[key] for key in (name, own, own.partition(".")[0]) if key in dtypes), None)
+        if (items := item_type(array)) is not None and items[0].kind in "biuf":
+            rows = Ragged.of(array)
+            return Ragged(self._cast(rows.values, name), rows.offsets).rows()
         array = one_a_row(name, array)
         if wanted is None:
             try:
@@ -263,8 +268,13 @@ def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
 
 def _numbers(value: Any, path: tuple[str, ...], top: str, *, is_flat: bool = False) -> NDArray[Any]:
     name = ".".join(path)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+    kind = value.dtype.kind if isinstance(value, np.ndarray) else "no array"
+    if kind == "O" and top in _LISTS and not is_flat:  # Rows of any number of items.
+        items = item_type(value)
+        kind = items[0].kind if items is not None else kind if len(value) else "i"
+    if kind not in "biuf":
         raise SchemaError(f"{top} needs numbers, found {kind_of(value)}{hint_of(value, name)}", column=name)
+    assert isinstance(value, np.ndarray)
     if is_flat and value.size != len(value):
         raise SchemaError(f"columns side by side have one number a row, found {value.shape[1:]}", column=name)
     return value.reshape(len(value)) if is_flat else value

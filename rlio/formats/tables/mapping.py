@@ -29,6 +29,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import to_numpy, zero_leaf
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import (
     CorruptData,
     DataNotFound,
@@ -56,7 +57,7 @@ from rlio.formats.tables.final_rows import FinalRows
 from rlio.formats.tables.mapped_columns import spelled, stretches
 from rlio.formats.tables.mapped_episodes import MappedEpisodes
 from rlio.formats.tables.own_names import OwnNames, own_map
-from rlio.formats.tables.paths import paths_in, paths_of
+from rlio.formats.tables.paths import paths_in, paths_of, resolved
 from rlio.formats.tables.sorted_rows import SortedRows
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, nested
@@ -98,6 +99,7 @@ class MappedSource(MappedEpisodes):
         self._table, self._of_episodes, self._codes = table, {}, {}
         try:
             mapping = self._map = table.arranged(mapping)
+            _state_ragged(table, mapping)
             self._id_names = tuple(mapping.episode or ())
             _settle_rows(table, mapping)
             if mapping.per_row:
@@ -189,7 +191,7 @@ class MappedSource(MappedEpisodes):
                     if shown := described_lists(self._table, first, path[0]):
                         raise SchemaError(
                             f"found {shown} for {name}, expected one step a row: pass per_row=True if each "
-                            "row is an episode",
+                            f"row is an episode, or ragged={excerpt(path[0])} if each step has such a list",
                             column=path[0],
                         ) from None
 
@@ -295,9 +297,7 @@ class MappedSource(MappedEpisodes):
         for start, stop in stretches(self._file_starts):
             for _, column in self._read(start, stop, paths, fills=True).items():
                 for _, leaf in leaves(column) if column is not None else ():
-                    is_plain = leaf.dtype != object
-                    data = np.ascontiguousarray(leaf).tobytes() if is_plain else repr(leaf.tolist()).encode()
-                    crc = zlib.crc32(data, crc)
+                    crc = zlib.crc32(_content_of(leaf), crc)
         mapping = self._map
         if mapping.lengths or mapping.ends or mapping.valid:  # Arrays beside the rows.
             for beside in (np.array(self._starts, np.int64), *self._of_episodes.values()):
@@ -426,6 +426,30 @@ def _settle_rows(table: Table, mapping: Mapping) -> None:
     table.rows = rows
 
 
+def _state_ragged(table: Table, mapping: Mapping) -> None:
+    """State the columns whose cells are lists of any number of items."""
+    mapped = {path for top in nested(mapping.columns) for path in paths_in(table, mapping.columns, of=top)}
+    if mapping.next_obs not in (None, DERIVE):
+        mapped |= {*paths_in(table, {Columns.NEXT_OBS: mapping.next_obs}, of=Columns.NEXT_OBS)}
+    for name in mapping.ragged:
+        if (path := resolved(table, name, "ragged")) not in mapped or len(path) > 1:
+            raise OptionError(
+                f"ragged={excerpt(name)}: expected a column of the table that columns= names, not a part of "
+                "one"
+            )
+        table.state_ragged(name)
+
+
+def _content_of(leaf: NDArray[Any]) -> bytes:
+    """The values of an array as bytes, for a checksum."""
+    if leaf.dtype != object:
+        return np.ascontiguousarray(leaf).tobytes()
+    if item_type(leaf) is None:
+        return repr(leaf.tolist()).encode()
+    rows = Ragged.of(leaf)
+    return rows.offsets.tobytes() + np.ascontiguousarray(rows.values).tobytes()
+
+
 def _note_of_ties(table: SortedRows, mapping: Mapping) -> list[str]:
     if not table.ties:
         return []
@@ -439,7 +463,7 @@ def _note_of_ties(table: SortedRows, mapping: Mapping) -> list[str]:
 def _shifted(leaf: Any, last: NDArray[np.bool_]) -> Any:
     """The row after each, and zeros after the last of an episode."""
     found = np.concatenate([leaf[1:], zero_leaf(leaf, min(1, len(leaf)))])
-    found[last] = 0
+    found[last] = zero_leaf(leaf, int(last.sum()))
     return found
 
 

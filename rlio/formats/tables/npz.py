@@ -6,6 +6,9 @@ observation, the action, the reward and the flags that followed it, and the obse
 ``new_obs_valid`` is False if that is not known. ``lengths`` has the rows of each episode, one after the
 other; without it, ``eps_id`` or the flags show where episodes end. Arrays of objects are neither written nor
 read, because they would be pickled.
+
+A column whose rows have any number of items (`rlio.Ragged`) is two arrays: ``tokens.values``, the items of
+all rows, and ``tokens.offsets``, where each row begins, and the end of the last.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from io import BytesIO
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +25,10 @@ from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import to_numpy
 from rlio.batch.nested import leaves
 from rlio.batch.npz import read_array, read_header
+from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import SchemaError, UnsafeData
 from rlio.formats.episode_files import EpisodeFilesSink
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
@@ -49,8 +53,9 @@ FORMAT = Format(
         extra="dicts",
         texts=frozenset(("extra",)),
         text_axes=32,
+        ragged=frozenset(("obs", "actions", "extra", "parts")),
         slash=False,
-        reserved=r"lengths|(obs|new_obs|actions)_[0-9]+",
+        reserved=r"lengths|(obs|new_obs|actions)_[0-9]+|.*\.(values|offsets)",
         floats=FLOATS,
         rewards="numbers",
         needs_rewards=False,
@@ -62,6 +67,10 @@ FORMAT = Format(
 )
 
 _LENGTHS = "lengths"
+#: The arrays of a `Ragged`, after the name of the column.
+_VALUES, _OFFSETS = ".values", ".offsets"
+# What a row of a `Ragged` takes in memory besides its items.
+_ROW_BYTES: Final = 64
 T = TypeVar("T")
 
 
@@ -84,10 +93,16 @@ class NpzTable(Table):
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
         #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
         self._counts: list[dict[str, int]] = []
+        #: Of each file: the columns that are two arrays.
+        self._ragged: list[frozenset[str]] = []
         self._single: set[str] = set()
         lengths: list[Any] = []
         for number in range(len(self.files)):
             shapes = self._guarded(number, self._shapes)
+            self._ragged.append(_ragged_in(shapes))
+            for name in self._ragged[-1]:
+                del shapes[name + _VALUES]
+                shapes[name] = (shapes.pop(name + _OFFSETS)[0] - 1,)
             self._counts.append({name: shape[0] if shape else 1 for name, shape in shapes.items()})
             self._single |= {name for name, shape in shapes.items() if not shape}
             counts = [shape[0] for shape in shapes.values() if shape]
@@ -133,9 +148,16 @@ class NpzTable(Table):
         """Return arrays of a file; they are kept until those of another file are needed."""
         if self._kept[0] != number:
             self._kept = (number, {})
-        kept = self._kept[1]
+        kept, ragged = self._kept[1], self._ragged[number]
         if missing := [name for name in names if name not in kept]:
-            kept.update(self._guarded(number, lambda archive: self._decoded(archive, missing)))
+            parts = [name + end for name in ragged.intersection(missing) for end in (_VALUES, _OFFSETS)]
+            stored = [*parts, *(name for name in missing if name not in ragged)]
+            found = self._guarded(number, lambda archive: self._decoded(archive, stored))
+            for name in ragged.intersection(missing):
+                self.allowance.piece().spend(_ROW_BYTES * self._counts[number][name])
+                with in_column(name):
+                    found[name] = Ragged(found.pop(name + _VALUES), found.pop(name + _OFFSETS)).rows()
+            kept.update(found)
         return kept
 
     def _decoded(self, archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, NDArray[Any]]:
@@ -188,6 +210,19 @@ class NpzTable(Table):
         self._kept = (-1, {})
 
 
+def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:
+    """The columns that are two arrays."""
+    names = (name.removesuffix(_OFFSETS) for name in shapes if name.endswith(_OFFSETS))
+    return frozenset(
+        name
+        for name in names
+        if name not in shapes
+        and shapes.get(name + _VALUES)
+        and len(offsets := shapes[name + _OFFSETS]) == 1
+        and offsets != (0,)
+    )
+
+
 class NpzSink(EpisodeFilesSink[SampleBatch]):
     """Writes a folder of files; an `EpisodeSink`.
 
@@ -218,10 +253,16 @@ class NpzSink(EpisodeFilesSink[SampleBatch]):
         arrays = {_LENGTHS: np.array([len(one) for one in episodes])}
         for name, column in concat_samples(episodes).items():
             for path, leaf in leaves(column):
-                array = to_numpy(leaf)
-                arrays["/".join((name, *map(str, path)))] = (
-                    array.astype(np.str_) if array.dtype == object else array
-                )
+                place, array = "/".join((name, *map(str, path))), to_numpy(leaf)
+                if place.endswith((_VALUES, _OFFSETS)):  # Keys; names of columns are reserved.
+                    raise SchemaError(
+                        "found a key of a name that means something else: rename it", column=place
+                    )
+                if item_type(array) is not None:
+                    rows = Ragged.of(array)
+                    arrays |= {place + _VALUES: rows.values, place + _OFFSETS: rows.offsets}
+                else:
+                    arrays[place] = array.astype(np.str_) if array.dtype == object else array
         found = BytesIO()
         with zipfile.ZipFile(found, "w", self._method) as archive:  # savez has parameters of its own names.
             for name, array in arrays.items():

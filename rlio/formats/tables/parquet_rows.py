@@ -2,7 +2,8 @@
 
 Row t has the observation, the action, the reward and the flags that followed it, and the observation after
 it; ``new_obs_valid`` is False if that is not known. A file has whole episodes. A row of several values
-is a list of fixed size, one of rows of different lengths a list; columns of dicts are structs.
+is a list of fixed size, one of rows of different lengths a list; columns of dicts are structs. Times are
+dates, timestamps without a zone, and durations.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -19,11 +21,11 @@ from rlio.batch.arrays import Column, to_numpy
 from rlio.batch.frames import in_c_order
 from rlio.batch.ragged import Ragged, item_type
 from rlio.formats.episode_files import EpisodeFilesSink
-from rlio.formats.files.arrow_columns import ANY_LENGTH, is_lists
+from rlio.formats.files.arrow_columns import ANY_LENGTH, TIMES, is_lists
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.sink import Origin, PreparedEpisode
-from rlio.schemas.arrow_tables import nested_lists
+from rlio.schemas.arrow_tables import arrow_times, nested_lists
 from rlio.storage.filesystem import Storage
 
 FORMAT = Format(
@@ -41,6 +43,7 @@ FORMAT = Format(
         extra="dicts",
         texts=frozenset(("obs", "actions", "extra")),
         ragged=frozenset(("obs", "actions", "extra")),
+        times=True,
         # By these, files of LeRobot, Minari and RLlib are recognised.
         reserved="episode_index|terminations|type",
         rewards="numbers",
@@ -88,8 +91,10 @@ class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
             for field in table.schema
             if is_lists(field.type)
         }
-        if lists:
-            table = table.replace_schema_metadata({ANY_LENGTH: json.dumps(lists)})
+        dtypes = {name: column.dtype for name, column in rows.items() if isinstance(column, np.ndarray)}
+        times = {name: dtype.str for name, dtype in dtypes.items() if dtype.kind in "mM"}
+        stated = {ANY_LENGTH: lists, TIMES: times}
+        table = table.replace_schema_metadata({key: json.dumps(one) for key, one in stated.items() if one})
         found = BytesIO()
         pq.write_table(table, found, compression=self._compression)
         return found.getvalue()
@@ -106,4 +111,4 @@ def _to_arrow(column: Column) -> Any:
         return pa.LargeListArray.from_arrays(pa.array(found.offsets), items)
     if array.dtype == object:
         return pa.array(array.tolist(), pa.string())
-    return pa.array(array) if array.ndim == 1 else nested_lists(array)
+    return pa.array(arrow_times(array)) if array.ndim == 1 else nested_lists(array)

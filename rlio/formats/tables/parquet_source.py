@@ -36,6 +36,7 @@ from rlio.errors import (
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import (
     ANY_LENGTH,
+    TIMES,
     UnequalLists,
     is_lists,
     is_pickled,
@@ -55,6 +56,7 @@ from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_column
 from rlio.formats.rllib.record_source import RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
+from rlio.schemas.arrow_tables import arrow_times
 from rlio.schemas.leaves import RESERVED
 from rlio.schemas.schema import Schema
 from rlio.source.files import GroupFiles
@@ -155,6 +157,8 @@ class RowGroups:
         self.kinds: list[Hashable] = []
         #: Columns of lists that differ in length -> shape of an item, if it is stated.
         self.unequal: dict[str, tuple[int, ...]] = {}
+        #: Of each file: columns of times -> their dtype, if it is stated.
+        self._times: dict[int, dict[str, np.dtype[Any]]] = {}
 
     def index(self, failures: Failures) -> None:
         """Read the footers."""
@@ -195,6 +199,7 @@ class RowGroups:
             stated = {name: value for name, value in self._partitions[number].items() if name not in own}
             self._partitions[number] = stated
         lists = _stated_lists(metadata.metadata or {}, self.files[number].uri, self.limits)
+        self._times[number] = _stated_times(metadata.metadata or {}, self.files[number].uri, self.limits)
         self.unequal |= {name: lists[name] for name in schema.names if name in lists}
         names = tuple(self.names(number))
         first, columns = 0, (names, tuple(map(str, schema.types)))
@@ -225,6 +230,10 @@ class RowGroups:
             known = name in schema.names  # Names may have dots.
             if known and chunk.num_values % info.num_rows and is_lists(schema.field(name).type):
                 self.unequal.setdefault(name, ())
+
+    def times(self, group: int, name: str) -> np.dtype[Any] | None:
+        """The dtype of a column that rlio wrote as times; None: of others."""
+        return self._times[self.places[group][0]].get(name)
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
@@ -306,6 +315,38 @@ def _stated_lists(metadata: Mapping[bytes, bytes], uri: str, limits: Limits) -> 
         return {name: np.empty((0, *shape)).shape[1:] for name, shape in found.items()}
     except (AttributeError, ValueError, TypeError) as error:
         raise CorruptData(f"{ANY_LENGTH} in the metadata states no shapes", uri=uri) from error
+
+
+def _stated_times(metadata: Mapping[bytes, bytes], uri: str, limits: Limits) -> dict[str, np.dtype[Any]]:
+    """The columns that rlio wrote as times, and their dtypes."""
+    found = parse_json(metadata.get(TIMES.encode(), b"{}"), TIMES, uri=uri, limits=limits)
+    try:
+        dtypes = {name: np.dtype(dtype) for name, dtype in found.items()}
+        for dtype in dtypes.values():
+            arrow_times(np.zeros(0, dtype))
+    except (AttributeError, ValueError, TypeError) as error:
+        raise CorruptData(f"{TIMES} in the metadata states no dtypes", uri=uri) from error
+    if any(dtype.kind not in "mM" for dtype in dtypes.values()):
+        raise CorruptData(f"{TIMES} in the metadata states other dtypes than those of times", uri=uri)
+    return dtypes
+
+
+def _times_of(name: str, values: Any, dtype: np.dtype[Any]) -> Any:
+    """A column that rlio wrote as times, in their unit.
+
+    Raises:
+        CorruptData: The column has other values, or its times do not fit the unit.
+    """
+    import pyarrow as pa
+
+    if dtype.kind == "m" and pa.types.is_int64(values.type):  # Parquet has no durations.
+        values = values.view(pa.array(arrow_times(np.zeros(0, dtype))).type)
+    column = to_column(name, values, {})
+    if isinstance(column, np.ndarray) and column.dtype.kind == dtype.kind:
+        found = column.astype(dtype)
+        if np.array_equal(found.astype(column.dtype), column, equal_nan=True):
+            return found
+    raise CorruptData(f"{TIMES} in the metadata states {dtype}, but the column has other values")
 
 
 def _rows_are_batches(schema: Any) -> bool:
@@ -414,6 +455,8 @@ class StepRows(GroupFiles):
     ) -> None:
         super().__init__(files, {**decoder.details, **about})
         self._row_groups, self._decoder = groups, decoder
+        for name in decoder.lists:
+            groups.unequal.setdefault(name, ())
         self._asked = None if columns is None else frozenset(columns)
         self._spaces = space_of(spaces, DEFAULT_POLICY_ID)
         # Files may have different columns: all are decoded, and then dropped or filled.
@@ -512,7 +555,12 @@ class StepRows(GroupFiles):
         try:
             for name in names:
                 with in_column(name):
-                    column = self._column(name, table.column(name).combine_chunks(), extensions, allowance)
+                    values, times = table.column(name).combine_chunks(), self._row_groups.times(group, name)
+                    column = (
+                        self._column(name, values, extensions, allowance)
+                        if times is None
+                        else _times_of(name, values, times)
+                    )
                     if column is not None and name in self._spaces:
                         column = fit_space(column, self._spaces[name], lambda leaf: leaf)
                 if column is not None:
@@ -530,6 +578,8 @@ class StepRows(GroupFiles):
         can_differ = is_lists(values.type) and name != Columns.INFOS and name not in extensions
         if can_differ and name in self._row_groups.unequal:
             return to_lists(name, values, allowance, self._row_groups.unequal[name])
+        if name in self._decoder.lists:
+            raise SchemaError(f"format_options lists: found {values.type}, expected lists of numbers")
         try:
             return to_column(name, values, extensions, allowance)
         except UnequalLists:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,9 +22,10 @@ from rlio.batch.arrays import as_column, concat_leaves, table_columns, to_numpy
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.other_names import did_you_mean
+from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.arrow_columns import to_column
+from rlio.formats.files.arrow_columns import UnequalLists, to_column
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.step_columns import suggested_mapping
@@ -36,6 +38,10 @@ __all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "table_in_memory"]
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
 _PIECE_ROWS: Final = 16_384
+_OWN_LISTS: Final = (
+    "the file itself says which rows have any number of items (HDF5 of variable length, the offsets of NPZ); "
+    "leave it out"
+)
 
 
 class Rows(NamedTuple):
@@ -82,6 +88,7 @@ class Table:
         allowance: That of the files.
         of_episodes: Columns that have one value an episode, which `array` gives.
         together: Columns that the caller will read for the same rows; they are decoded at once.
+        ragged: Columns whose cells are lists of any number of items -> an array of no such items.
     """
 
     continues: bool | None = None
@@ -90,8 +97,11 @@ class Table:
     is_cut: bool = False
     #: Whether `array` gives any column whole, as NPZ and arrays in memory do.
     holds_arrays: bool = False
+    #: Whether `lists` gives cells of any length, so that there may be ``ragged`` columns.
+    has_lists: bool = False
     of_episodes: frozenset[str] = frozenset()
     together: frozenset[str] = frozenset()
+    ragged: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
     def __init__(self, uri: str, files: Sequence[InputFile] = (), limits: Limits = DEFAULT_LIMITS) -> None:
         self.uri: str = uri
@@ -152,6 +162,41 @@ class Table:
             SchemaError: A cell is null, or its items cannot become an array.
         """
         return _lists_of_arrays(self.read(rows, [name])[name])
+
+    def state_ragged(self, name: str) -> None:
+        """State that the cells of a column are lists of any number of items.
+
+        Raises:
+            OptionError: The files themselves say which columns are.
+            SchemaError: They are not, or no cell has an item, which shows their dtype.
+        """
+        if not self.has_lists:
+            raise OptionError(f"ragged={excerpt(name)}: {_OWN_LISTS}")
+        for file, rows in enumerate(self.rows):
+            step = max(1, rows) if self.holds_arrays else _PIECE_ROWS
+            for start in range(0, rows, step):
+                found = self.lists(Rows(file, start, min(rows, start + step)), name)
+                if not isinstance(found, Lists) or found.lengths is None:
+                    raise SchemaError("ragged: found no lists, expected one a row", column=name)
+                if not found.lengths.any():
+                    continue
+                if not isinstance(found.values, np.ndarray) or found.values.dtype.kind not in "biuf":
+                    raise SchemaError("ragged: found other items than numbers of one shape", column=name)
+                self.ragged = {**self.ragged, name: found.values[:0].copy()}
+                return
+        raise SchemaError("ragged: no list has an item, which shows their dtype", column=name)
+
+    def _ragged_rows(self, found: Any, name: str) -> NDArray[Any]:
+        """The cells of a ragged column as rows."""
+        items = self.ragged[name]
+        values = found.values if found.lengths.any() else items
+        if values.shape[1:] != items.shape[1:] or not np.can_cast(values.dtype, items.dtype, "safe"):
+            raise SchemaError(
+                f"ragged: found items of {values.dtype} and the shape {values.shape[1:]}, expected "
+                f"{items.dtype} and {items.shape[1:]} as in the first rows",
+                column=name,
+            )
+        return Ragged(values.astype(items.dtype, copy=False), np.cumsum([0, *found.lengths])).rows()
 
     @property
     def as_stored(self) -> Table:
@@ -216,6 +261,7 @@ class ArrayTable(Table):
     """
 
     holds_arrays = True
+    has_lists = True
 
     def __init__(self, uri: str, columns: Mapping[str, Any], *, lengths: Sequence[int] | None = None) -> None:
         super().__init__(uri)
@@ -232,7 +278,11 @@ class ArrayTable(Table):
         """See `Table`."""
         for name in names:
             if name not in self._columns:
-                column = as_column(name, self._given[name])
+                column = (
+                    self._ragged_rows(self.lists(Rows(0, 0, self.rows[0]), name), name)
+                    if name in self.ragged
+                    else as_column(name, self._given[name])
+                )
                 for _, leaf in leaves(column):
                     self._check_rows(0, name, len(leaf))
                 self._columns[name] = map_structure(to_numpy, column)
@@ -291,6 +341,8 @@ class Pieces(Table):
         limits: Bounds on them.
     """
 
+    has_lists = True
+
     def __init__(self, uri: str, files: Sequence[InputFile] = (), limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(uri, files, limits)
         #: Of each file: rows before each piece, and all rows.
@@ -318,7 +370,12 @@ class Pieces(Table):
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
         parts, extensions = self._parts(rows, names), self.extensions(rows.file)
-        return {name: _column(name, _joined(name, parts), extensions, fills=rows.fills) for name in names}
+        return {
+            name: self._ragged_rows(_lists(name, _joined(name, parts), extensions, fills=rows.fills), name)
+            if name in self.ragged and parts
+            else _column(name, _joined(name, parts), extensions, fills=rows.fills)
+            for name in names
+        }
 
     def lists(self, rows: Rows, name: str) -> Any:
         """See `Table`."""
@@ -426,6 +483,8 @@ def _column(name: str, values: Any, extensions: Mapping[str, Extension], *, fill
     except (CorruptData, SchemaError) as error:
         sparse = pa.types.is_struct(values.type) and " null" in str(error)
         way = "; if only some objects have a key, give it to all, as a column or with a value" * sparse
+        if isinstance(error, UnequalLists):
+            way = f"; if each step has such a list, name the column in the mapping: ragged={excerpt(name)}"
         raise type(error)(f"{error}{way}", column=name) from error
 
 

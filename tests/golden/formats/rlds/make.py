@@ -113,7 +113,45 @@ class Parts(_Builder):
         }
 
 
-for builder in (Counts, Parts):
+class Lists(_Builder):
+    """Sequences in steps: step t of episode e has t objects and (e + t) % 3 tokens; episode 2 has none."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    episodes = (("train", (0, 1, 2)),)
+
+    def _info(self):
+        objects = {"box": F.Tensor(shape=(2,), dtype=np.float32), "kind": F.Scalar(dtype=np.uint8)}
+        step = {
+            "observation": {"objects": F.Sequence(objects)},
+            "action": F.Scalar(dtype=np.int32),
+            "tokens": F.Sequence(np.int64),
+            "is_last": F.Scalar(dtype=np.bool_),
+            "is_terminal": F.Scalar(dtype=np.bool_),
+        }
+        return tfds.core.DatasetInfo(builder=self, features=F.FeaturesDict({"steps": F.Dataset(step)}))
+
+    def episode(self, number):
+        steps = (4, 3, 2)[number]
+        return {
+            "steps": [
+                {
+                    "observation": {
+                        "objects": {
+                            "box": [[100 * number + t, k] for k in range(t if number < 2 else 0)],
+                            "kind": [*range(t if number < 2 else 0)],
+                        }
+                    },
+                    "action": 100 * number + t,
+                    "tokens": [100 * number + t] * ((number + t) % 3 if number < 2 else 0),
+                    "is_last": t == steps - 1,
+                    "is_terminal": t == steps - 1,
+                }
+                for t in range(steps)
+            ]
+        }
+
+
+for builder in (Counts, Parts, Lists):
     made = builder(data_dir=FOLDER / "work")
     made.download_and_prepare(
         download_config=tfds.download.DownloadConfig(num_shards=2 if builder is Counts else 1)
