@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import joint_dtype, object_column, to_numpy
-from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
+from rlio.batch.columns import AGENT_ID, DEFAULT_POLICY_ID, Columns, is_per_sequence
 from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
 from rlio.batch.infos import NOTES, REST, info_objects, is_typed, mask_path
 from rlio.batch.nested import Path, leaves, path_text, unflatten
@@ -79,6 +79,9 @@ STORED_NEXT_OBS = "_new_obs"
 RESERVED = frozenset({"_next", "_stream", "_batch", STORED_NEXT_OBS})
 #: The writer of each row in merged data: one text per row, and nothing else under this name.
 _WRITER = "_writer"
+#: The columns that tell episodes apart. Other values in them would be ignored, and episodes joined.
+_EPISODE_KEYS = frozenset((Columns.EPS_ID, Columns.AGENT_INDEX, AGENT_ID, Columns.ENV_ID))
+_KEY = "one whole number or text"
 # Endings of the columns of older frames, and of Parquet's name for the values of a list.
 _RESERVED_ENDS = ("#older", ".list.element")
 
@@ -356,6 +359,8 @@ class PolicySchema:
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
                 rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
+                if column in _EPISODE_KEYS:
+                    rows.check_keys(array, column)
                 array = rows.to_json(array, leaf.name)
             if leaf.spec.kind == "picture":
                 rows.check_pictures(array, leaf, missing)
@@ -396,6 +401,13 @@ class _Rows:
                 with self._row(row):
                     check_text(text, name)
             raise
+
+    def check_keys(self, values: NDArray[Any], name: str) -> None:
+        """Refuse rows of a column that tells episodes apart, unless they are whole numbers or texts."""
+        for row, value in enumerate(values.tolist()):
+            if type(value) not in (int, str):
+                with self._row(row):
+                    raise SchemaError(f"found {excerpt(value)}, expected {_KEY} per row", column=name)
 
     def check_pictures(self, values: NDArray[Any], leaf: Leaf, missing: NDArray[np.bool_] | None) -> None:
         """Refuse rows without a picture, unless they have no ``new_obs``."""
@@ -947,13 +959,31 @@ def _leaves_of(
             spec = ColumnSpec.of(array, column=name, codec=codec, expected=structure)
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
-            if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
+            # (Time-major batches are refused as such, once their rows are cut.)
+            if not batch.time_major and (expects := _unlike_standard(column, path, spec)):
                 raise SchemaError(
-                    f"found {spec.dtype} of shape {spec.shape} per row, expected one bool per row",
+                    f"found {spec.dtype} of shape {spec.shape} per row, expected {expects} per row",
                     column=name,
                 )
             found.append(Leaf(column, path, name, spec))
     return tuple(found)
+
+
+def _unlike_standard(column: str, path: Path, spec: ColumnSpec) -> str | None:
+    """What a column should hold by which rlio tells episodes and steps apart; None: it does, or is another.
+
+    Otherwise its rows would be joined by what is left, to wrong episodes.
+    """
+    is_one = not path and not spec.shape
+    if column == Columns.NEXT_OBS_VALID:
+        return None if is_one and spec.dtype == "|b1" else "one bool"
+    if column in (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.T):
+        return None if is_one and spec.numpy.kind in "biuf" else "one number"
+    if column in _EPISODE_KEYS:
+        # Of numbers and texts together, each row is checked.
+        is_key = spec.numpy.kind in "iuU" or (spec.numpy.kind == "O" and spec.kind in ("text", "json"))
+        return None if is_one and is_key else _KEY
+    return None
 
 
 def _are_objects(infos: Any) -> bool:

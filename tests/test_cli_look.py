@@ -281,7 +281,11 @@ def test_wrong_options_and_places_exit_with_2_and_say_what_to_do(own: str, tmp_p
 
 def test_damage_exits_with_1_and_warnings_reach_the_json(own: str, tmp_path: Path) -> None:
     uri = str(FORMATS / "rllib/cartpole")
-    assert json.loads(run("episodes", uri, "--json"))["warnings"]
+    for command in ("info", "head", "episodes", "stats"):
+        result = runner.invoke(app, [command, uri, "--json"])
+        warned = json.loads(result.stdout)["warnings"]
+        assert any("copies" in text for text in warned), command
+        assert len(warned) == len(set(warned)) == result.stderr.count("rlio: warning: "), command
     with rlio.ParquetWriter(tmp_path / "damaged") as writer:
         writer.write(steps())
     (shard,) = (tmp_path / "damaged").glob("data/*/*.parquet")

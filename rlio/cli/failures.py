@@ -29,11 +29,16 @@ _warned: list[str] = []
 
 
 class _Warnings(logging.Handler):
-    """Prints rlio's warnings on standard error, and keeps them for the JSON."""
+    """Prints rlio's warnings on standard error, each once, and keeps them for the JSON.
+
+    A command may open the same files several times.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        _warned.append(record.getMessage())
-        typer.echo(f"rlio: {record.levelname.lower()}: {record.getMessage()}", err=True)
+        message = record.getMessage()
+        if message not in _warned:
+            _warned.append(message)
+            typer.echo(f"rlio: {record.levelname.lower()}: {message}", err=True)
 
 
 class Command(TyperCommand):
