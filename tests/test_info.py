@@ -430,3 +430,32 @@ def test_a_table_of_unknown_columns_is_refused_with_the_mapping_that_reads_it(
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(DataNotFound, match="file"):
         rlio.open_dataset(tmp_path / "notes.txt")
+
+
+def test_info_of_npz_reads_the_first_rows_of_wide_arrays_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlio.formats.tables import npz
+
+    rows, whole = 8192, npz.read_array
+    read: dict[str, int] = {}
+
+    def counted(*args: Any, **options: Any) -> Any:
+        found = whole(*args, **options)
+        read[args[2]] = max(read.get(args[2], 0), len(found))
+        return found
+
+    columns = {
+        "obs": np.arange(rows * 10.0).reshape(rows, 10), "actions": np.arange(rows) % 3,
+        "rewards": np.arange(rows) % 7, "terminateds": np.arange(rows) % 64 == 63,
+        "eps_id": np.arange(rows) // 64, "t": np.arange(rows) % 64,
+    }  # fmt: skip
+    np.savez(tmp_path / "a.npz", **columns)
+    monkeypatch.setattr(npz, "read_array", counted)
+    data = rlio.open_dataset(tmp_path / "a.npz")
+    info = data.info()
+    np.testing.assert_array_equal(data.returns(), np.bincount(columns["eps_id"], columns["rewards"]))
+    assert (info.rows, info.episodes, read["rewards"]) == (rows, rows // 64, rows)
+    assert read["obs"] <= rows // 8
+    np.testing.assert_array_equal(data.take([0, 1500, rows - 1])["obs"], columns["obs"][[0, 1500, -1]])
+    assert column(data.info(ranges=True), "obs").max == rows * 10 - 1
