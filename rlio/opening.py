@@ -49,8 +49,9 @@ S = TypeVar("S", bound=DatasetSnapshot)
 R = TypeVar("R", bound=DatasetSnapshot | JoinedRoots)
 #: The endings of names of files, which are no data sets if they stand in a list.
 _FILES: Final = (".json", ".jsonl", ".zip", ".hdf5", ".h5", ".parquet")
-#: Formats whose columns may have any names: what reads them then says what it looked for.
-_ENDINGS: Final = {"rllib-json": (".json", ".jsonl"), "parquet": (".parquet",)}
+#: Formats of tables whose columns may have any names: their reader says which mapping they need. Not .json,
+#: which may be anything.
+_ENDINGS: Final = {"rllib-json": ".jsonl", "parquet": ".parquet"}
 Root: TypeAlias = str | os.PathLike[str] | DatasetSnapshot
 
 
@@ -348,19 +349,17 @@ def _unknown(
 
 
 def _by_endings(value: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
-    """The format that the names of the files end in, as `rlio.read` takes them; None: none, or several."""
+    """The format in which the names of all files end; None: there is none, or they end in something else."""
     values = [value] if isinstance(value, (str, os.PathLike)) else value
     try:
         files = expand_inputs(values, storage_options=storage_options)
     except DataNotFound:
         return None
-    found = [
-        name
-        for name, endings in _ENDINGS.items()
-        if any(file.path.lower().endswith(endings) for file in files)
-    ]
-    format = by_name(found[0]) if len(found) == 1 else None
-    return None if format is None else Found(format, "", BY_ENDING)
+    for name, ending in _ENDINGS.items():
+        format = by_name(name)
+        if format is not None and all(file.path.lower().endswith(ending) for file in files):
+            return Found(format, "", BY_ENDING)
+    return None
 
 
 def _refuse_snapshot(at: Snapshots | None, uri: str) -> None:

@@ -427,9 +427,14 @@ def test_a_table_of_unknown_columns_is_refused_with_the_mapping_that_reads_it(
     with pytest.raises(UnknownLayout, match=r"rlio\.Mapping\(columns=\{'obs': 'state'") as opened:
         rlio.open_dataset(path if lone else path.parent)
     assert str(opened.value) == str(read.value)
-    (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(DataNotFound, match="file"):
-        rlio.open_dataset(tmp_path / "notes.txt")
+    for other in ("notes.txt", "config.json"):
+        (tmp_path / other).write_text('{"lr": 0.1}')
+        with pytest.raises(DataNotFound, match="file"):
+            rlio.open_dataset(tmp_path / other)
+        (tmp_path / "tables" / other).write_text('{"lr": 0.1}')
+    if not lone:
+        with pytest.raises(DataNotFound, match="found 'a"):
+            rlio.open_dataset(path.parent)
 
 
 def test_info_of_npz_reads_the_first_rows_of_wide_arrays_and_no_more(
