@@ -464,3 +464,25 @@ def test_info_of_npz_reads_the_first_rows_of_wide_arrays_and_no_more(
     assert read["obs"] <= rows // 8
     np.testing.assert_array_equal(data.take([0, 1500, rows - 1])["obs"], columns["obs"][[0, 1500, -1]])
     assert column(data.info(ranges=True), "obs").max == rows * 10 - 1
+
+
+def test_reading_ranges_moves_a_bar_over_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlio.look import episode_index
+
+    moved: dict[str, list[int]] = {}
+
+    class Bar(episode_index.tqdm):  # type: ignore[type-arg,misc]  # A generic only for type checkers.
+        def update(self, n: float | None = 1) -> bool | None:
+            moved.setdefault(self.told, []).append(int(n or 0))
+            return None
+
+        def __init__(self, **options: Any) -> None:
+            self.told = options["desc"].split()[1]
+            assert (options["total"], options["delay"], options["disable"]) == (20, 1.0, None)
+            super().__init__(**options)
+
+    monkeypatch.setattr(episode_index, "tqdm", Bar)
+    with rlio.ParquetWriter(tmp_path / "a", roll=rlio.Roll(max_rows=6)) as writer:
+        writer.write(steps(20))
+    rlio.open_dataset(tmp_path / "a").info(ranges=True)
+    assert {name: sum(parts) for name, parts in moved.items()} == {"episodes": 20, "ranges": 20}

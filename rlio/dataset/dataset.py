@@ -418,10 +418,12 @@ class Dataset(DatasetSnapshot):
         self, names: list[str], policy: str, *, ranges: bool, cache_folder: str | os.PathLike[str] | None
     ) -> Stats | None:
         """The statistics of columns; without ``ranges``, if an earlier call has read them."""
+        from rlio.look.episode_index import rows_bar
         from rlio.look.stats import known_stats
 
         if ranges:
-            return self.stats(names, policy=policy, cache_folder=cache_folder)
+            with rows_bar("ranges", self) as bar:
+                return self.stats(names, policy=policy, cache_folder=cache_folder, progress=bar.update)
         return known_stats(self, names, policy=policy, cache_folder=cache_folder)
 
     def _stored(self, cache_folder: str | os.PathLike[str] | None) -> Stored:
