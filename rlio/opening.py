@@ -14,7 +14,7 @@ from rlio.batch.arrays import is_table, refuse_columns
 from rlio.catalog.commit import read_header
 from rlio.catalog.names import HEADER
 from rlio.errors import DataNotFound, OptionError, excerpt
-from rlio.formats.format import Found, load, recognise
+from rlio.formats.format import BY_ENDING, Found, by_name, load, recognise
 from rlio.formats.place import open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -22,7 +22,7 @@ from rlio.source.joined import JoinedRoots, Snapshots
 from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
-from rlio.storage.inputs import is_glob, is_zip
+from rlio.storage.inputs import expand_inputs, is_glob, is_zip
 from rlio.storage.near import with_hint
 from rlio.support.options import check_choice, option_names, refuse_unknown
 
@@ -49,6 +49,9 @@ S = TypeVar("S", bound=DatasetSnapshot)
 R = TypeVar("R", bound=DatasetSnapshot | JoinedRoots)
 #: The endings of names of files, which are no data sets if they stand in a list.
 _FILES: Final = (".json", ".jsonl", ".zip", ".hdf5", ".h5", ".parquet")
+#: Formats of tables whose columns may have any names: their reader says which mapping they need. Not .json,
+#: which may be anything.
+_ENDINGS: Final = {"rllib-json": ".jsonl", "parquet": ".parquet"}
 Root: TypeAlias = str | os.PathLike[str] | DatasetSnapshot
 
 
@@ -317,14 +320,13 @@ def open_other(
     value: Any, at: Snapshots | None, options: Mapping[str, Any], failure: DataNotFound | None
 ) -> FileSource:
     """Other libraries' files; raises ``failure`` if no format is known."""
-    known = None
+    known, storage_options = None, options["storage_options"]
     if options["mapping"] is None and not is_table(value):
-        known = recognise_any(value, options["storage_options"])
+        known = recognise_any(value, storage_options)
         if known is None and options["format"] is None:
-            if failure is None:
-                raise DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
-            storage = Storage.open(value, storage_options=options["storage_options"])
-            raise with_hint(failure, storage.did_you_mean())
+            known = _by_endings(value, storage_options)
+            if known is None:
+                raise _unknown(value, storage_options, failure)
     found = open_files(value, known=known, **options)
     if found is None:
         assert known is not None
@@ -335,6 +337,29 @@ def open_other(
         found.close()
         raise
     return found
+
+
+def _unknown(
+    value: Any, storage_options: Mapping[str, Any] | None, failure: DataNotFound | None
+) -> DataNotFound:
+    """The error for inputs of no known format; ``failure``: why they are no data set of rlio."""
+    if failure is None:
+        return DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
+    return with_hint(failure, Storage.open(value, storage_options=storage_options).did_you_mean())
+
+
+def _by_endings(value: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
+    """The format in which the names of all files end; None: there is none, or they end in something else."""
+    values = [value] if isinstance(value, (str, os.PathLike)) else value
+    try:
+        files = expand_inputs(values, storage_options=storage_options)
+    except DataNotFound:
+        return None
+    for name, ending in _ENDINGS.items():
+        format = by_name(name)
+        if format is not None and all(file.path.lower().endswith(ending) for file in files):
+            return Found(format, "", BY_ENDING)
+    return None
 
 
 def _refuse_snapshot(at: Snapshots | None, uri: str) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import to_numpy
-from rlio.batch.columns import Columns
+from rlio.batch.columns import AGENT_ID, Columns
 from rlio.batch.encoded_picture import Codec, is_encoded
 from rlio.batch.infos import NOTES, REST, info_objects, is_typed
 from rlio.batch.nested import Path, leaves, unflatten
@@ -28,6 +28,8 @@ from rlio.schemas.json_values import plain_array
 from rlio.schemas.structure import Structure, structure_of_space
 
 __all__ = [
+    "EPISODE_KEYS",
+    "KEY",
     "READ_WHOLE",
     "RESERVED",
     "STORED_NEXT_OBS",
@@ -51,6 +53,10 @@ __all__ = [
 STORED_NEXT_OBS: Final = "_new_obs"
 #: Names of the format's own columns. User columns cannot have these names.
 RESERVED: Final = frozenset({"_next", "_stream", "_batch", STORED_NEXT_OBS})
+#: The columns that tell episodes apart. Other values in them would be ignored, and episodes joined.
+EPISODE_KEYS: Final = frozenset((Columns.EPS_ID, Columns.AGENT_INDEX, AGENT_ID, Columns.ENV_ID))
+#: What a row of them is.
+KEY: Final = "one whole number or text"
 #: What to do with infos that were read as the arrays of their keys.
 READ_WHOLE: Final = (
     "; columns=['infos/x'] reads the arrays of keys: read 'infos' whole to write them beside infos, or write "
@@ -157,13 +163,31 @@ def leaves_of(
             spec = ColumnSpec.of(array, column=name, codec=codec, expected=structure)
             if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
                 raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
-            if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
+            # (Time-major batches are refused as such, once their rows are cut.)
+            if not batch.time_major and (expects := _unlike_standard(column, path, spec)):
                 raise SchemaError(
-                    f"found {spec.dtype} of shape {spec.shape} per row, expected one bool per row",
+                    f"found {spec.dtype} of shape {spec.shape} per row, expected {expects} per row",
                     column=name,
                 )
             found.append(Leaf(column, path, name, spec))
     return tuple(found)
+
+
+def _unlike_standard(column: str, path: Path, spec: ColumnSpec) -> str | None:
+    """What a column should hold by which rlio tells episodes and steps apart; None: it does, or is another.
+
+    Otherwise its rows would be joined by what is left, to wrong episodes.
+    """
+    is_one = not path and not spec.shape
+    if column == Columns.NEXT_OBS_VALID:
+        return None if is_one and spec.dtype == "|b1" else "one bool"
+    if column in (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.T):
+        return None if is_one and spec.numpy.kind in "biuf" else "one number"
+    if column in EPISODE_KEYS:
+        # Of numbers and texts together, each row is checked.
+        is_key = spec.numpy.kind in "iuU" or (spec.numpy.kind == "O" and spec.kind in ("text", "json"))
+        return None if is_one and is_key else KEY
+    return None
 
 
 def info_leaves(form: InfoForm) -> list[Leaf]:

@@ -24,6 +24,8 @@ from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.info_columns import InfoForm
 from rlio.schemas.json_values import check_text, dump_value
 from rlio.schemas.leaves import (
+    EPISODE_KEYS,
+    KEY,
     READ_WHOLE,
     Leaf,
     column_of_name,
@@ -283,6 +285,8 @@ class PolicySchema:
             if leaf.spec.kind == "text" and array.dtype.kind != "S":
                 rows.check_texts(array, leaf.name)
             if leaf.spec.kind == "json":
+                if column in EPISODE_KEYS:
+                    rows.check_keys(array, column)
                 array = rows.to_json(array, leaf.name)
             if leaf.spec.kind == "picture":
                 rows.check_pictures(array, leaf, missing)
@@ -323,6 +327,13 @@ class _Rows:
                 with self._row(row):
                     check_text(text, name)
             raise
+
+    def check_keys(self, values: NDArray[Any], name: str) -> None:
+        """Refuse rows of a column that tells episodes apart, unless they are whole numbers or texts."""
+        for row, value in enumerate(values.tolist()):
+            if type(value) not in (int, str):
+                with self._row(row):
+                    raise SchemaError(f"found {excerpt(value)}, expected {KEY} per row", column=name)
 
     def check_pictures(self, values: NDArray[Any], leaf: Leaf, missing: NDArray[np.bool_] | None) -> None:
         """Refuse rows without a picture, unless they have no ``new_obs``."""

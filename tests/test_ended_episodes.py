@@ -162,7 +162,6 @@ TAKEN: dict[str, list[Batch]] = {
     "other policies": [several(a=episode(7), b=episode(7))],
     "other environments": [episode(7, env_id=i) for i in range(3)],
     "merged writers": [episode(7, _writer=name) for name in ("w1", "w2")],
-    "floats as ids": [episode(0.5)] * 2,
     "steps that are no integers": [SampleBatch(episode(7), t=np.linspace(0, 1, 5))] * 2,
     "many episodes at once": [joined(*(episode(100 * i + j) for j in range(50))) for i in range(3)],
 }

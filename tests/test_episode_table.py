@@ -321,8 +321,11 @@ def test_masks_slices_and_numbers_choose_episodes() -> None:
             table.filter(wrong)  # type: ignore[arg-type]  # The test.
     with pytest.raises(OptionError, match="datetime64"):
         table.filter("start_time > '2026'")
-    with pytest.raises(MissingColumn, match="lenght"):
+    with pytest.raises(MissingColumn, match=r"did you mean 'length'.*lenght"):
         table.filter("lenght > 2")
+    for derived_of_rows in ("mc_return > 3", "returns_to_go > 3", "rewards > 3"):
+        with pytest.raises(MissingColumn, match="the table has the columns episode, writer, "):
+            table.filter(derived_of_rows)
 
 
 def test_a_table_becomes_a_frame() -> None:
@@ -350,6 +353,16 @@ def test_a_table_shows_its_first_and_last_rows() -> None:
     assert "..." in repr(many)
     assert repr(table[:0]).splitlines()[0] == "EpisodeTable(0 episodes)"
     assert repr(table[:1]).splitlines()[0] == "EpisodeTable(1 episode)"
+
+
+def test_ids_of_strangers_cannot_break_the_lines_of_a_shown_table(tmp_path: Path) -> None:
+    ids = np.array(["a\nb", "\x1b[2J", "x" * 1000], object)
+    with rlio.ParquetWriter(tmp_path, spool=None) as writer:
+        writer.write(rlio.SampleBatch(rewards=np.ones(3), eps_id=ids))
+    shown = repr(rlio.open_dataset(tmp_path).episodes)
+    assert len(shown.splitlines()) == 5
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert max(map(len, shown.splitlines())) < 200
 
 
 def test_episodes_have_the_time_of_their_start_in_every_shard(tmp_path: Path) -> None:

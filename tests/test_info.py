@@ -14,8 +14,8 @@ from test_html import check
 from test_options_page import EPISODES, LENGTHS, RECORDED, ROWS, sources
 
 import rlio
-from rlio.errors import CorruptData
-from rlio.look.info import Quantiles
+from rlio.errors import CorruptData, DataNotFound, UnknownLayout
+from rlio.look.info import Quantiles, _size
 from rlio.schemas.provenance import Provenance
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -367,3 +367,122 @@ def test_infinite_returns_are_none_in_json(tmp_path: Path) -> None:
     assert found["first_write"].endswith("+00:00")
     assert found["columns"][0]["shape"] == [2]
     assert "max inf" in repr(info)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1000 << 10, "1000 KiB"),
+        ((1 << 20) - 1, "1024 KiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_a_size_is_no_power_of_ten(count: int, text: str) -> None:
+    assert _size(count) == text
+
+
+def _table(folder: Path, name: str, **renamed: str) -> Path:
+    frame = pd.DataFrame(
+        {
+            "obs": [[float(n), 1.0] for n in range(12)],
+            "actions": np.arange(12) % 2,
+            "rewards": np.arange(12.0),
+            "terminateds": np.arange(12) % 4 == 3,
+            "eps_id": np.arange(12) // 4,
+            "t": np.arange(12) % 4,
+        }
+    ).rename(columns=renamed)
+    folder.mkdir(exist_ok=True)
+    if name.endswith(".parquet"):
+        frame.to_parquet(folder / name)
+    else:
+        frame.to_json(folder / name, orient="records", lines=True)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+@pytest.mark.parametrize("lone", [True, False])
+def test_tables_that_read_takes_by_the_ending_of_their_name_are_looked_at(
+    name: str, lone: bool, tmp_path: Path
+) -> None:
+    path = _table(tmp_path / "tables", name)
+    data = rlio.open_dataset(path if lone else path.parent)
+    assert (data.returns().tolist(), data.lengths().tolist()) == ([6, 22, 38], [4, 4, 4])
+    assert (data.info().rows, data.info().terminated) == (12, 3)
+    assert len(rlio.open_dataset([path])) == 12
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+@pytest.mark.parametrize("lone", [True, False])
+def test_a_table_of_unknown_columns_is_refused_with_the_mapping_that_reads_it(
+    name: str, lone: bool, tmp_path: Path
+) -> None:
+    """It was "no data set: _rlio.json is not there"."""
+    path = _table(tmp_path / "tables", name, obs="state", rewards="reward")
+    with pytest.raises(UnknownLayout) as read:
+        rlio.read(path if lone else path.parent, epochs=1).sample()
+    with pytest.raises(UnknownLayout, match=r"rlio\.Mapping\(columns=\{'obs': 'state'") as opened:
+        rlio.open_dataset(path if lone else path.parent)
+    assert str(opened.value) == str(read.value)
+    for other in ("notes.txt", "config.json"):
+        (tmp_path / other).write_text('{"lr": 0.1}')
+        with pytest.raises(DataNotFound, match="file"):
+            rlio.open_dataset(tmp_path / other)
+        (tmp_path / "tables" / other).write_text('{"lr": 0.1}')
+    if not lone:
+        with pytest.raises(DataNotFound, match="found 'a"):
+            rlio.open_dataset(path.parent)
+
+
+def test_info_of_npz_reads_the_first_rows_of_wide_arrays_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlio.formats.tables import npz
+
+    rows, whole = 8192, npz.read_array
+    read: dict[str, int] = {}
+
+    def counted(*args: Any, **options: Any) -> Any:
+        found = whole(*args, **options)
+        read[args[2]] = max(read.get(args[2], 0), len(found))
+        return found
+
+    columns = {
+        "obs": np.arange(rows * 10.0).reshape(rows, 10), "actions": np.arange(rows) % 3,
+        "rewards": np.arange(rows) % 7, "terminateds": np.arange(rows) % 64 == 63,
+        "eps_id": np.arange(rows) // 64, "t": np.arange(rows) % 64,
+    }  # fmt: skip
+    np.savez(tmp_path / "a.npz", **columns)
+    monkeypatch.setattr(npz, "read_array", counted)
+    data = rlio.open_dataset(tmp_path / "a.npz")
+    info = data.info()
+    np.testing.assert_array_equal(data.returns(), np.bincount(columns["eps_id"], columns["rewards"]))
+    assert (info.rows, info.episodes, read["rewards"]) == (rows, rows // 64, rows)
+    assert read["obs"] <= rows // 8
+    np.testing.assert_array_equal(data.take([0, 1500, rows - 1])["obs"], columns["obs"][[0, 1500, -1]])
+    assert column(data.info(ranges=True), "obs").max == rows * 10 - 1
+
+
+def test_reading_ranges_moves_a_bar_over_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlio.look import episode_index
+
+    moved: dict[str, list[int]] = {}
+
+    class Bar(episode_index.tqdm):  # type: ignore[type-arg,misc]  # A generic only for type checkers.
+        def update(self, n: float | None = 1) -> bool | None:
+            moved.setdefault(self.told, []).append(int(n or 0))
+            return None
+
+        def __init__(self, **options: Any) -> None:
+            self.told = options["desc"].split()[1]
+            assert (options["total"], options["delay"], options["disable"]) == (20, 1.0, None)
+            super().__init__(**options)
+
+    monkeypatch.setattr(episode_index, "tqdm", Bar)
+    with rlio.ParquetWriter(tmp_path / "a", roll=rlio.Roll(max_rows=6)) as writer:
+        writer.write(steps(20))
+    rlio.open_dataset(tmp_path / "a").info(ranges=True)
+    assert {name: sum(parts) for name, parts in moved.items()} == {"episodes": 20, "ranges": 20}

@@ -63,6 +63,8 @@ def test_an_index_gives_a_row_or_a_batch(tmp_path: Path) -> None:
     for other in ([], [[1]], "obs", [0.5], np.ones(3, bool)):
         with pytest.raises(OptionError):
             data[other]
+    with pytest.raises(OptionError, match=r"data\[:100\]\['obs'\].*to_arrow\(columns=\['obs'\]\)"):
+        data["obs"]
 
 
 def test_an_episode_is_joined_from_fragments_and_shards(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_batches import numbered
 
-from rlio import MultiAgentBatch, ParquetWriter, SampleBatch
+from rlio import JsonWriter, MultiAgentBatch, ParquetWriter, SampleBatch, open_dataset
 from rlio.errors import CorruptData, SchemaConflict, SchemaError
 from rlio.schemas.leaves import STORED_NEXT_OBS, rebuild
 from rlio.schemas.schema import Schema, canonical_json
@@ -51,6 +51,50 @@ def test_a_schema_is_named_by_a_blake2b_of_8_bytes_and_not_by_the_start_of_a_lon
     text = Path(__file__).parents[1].joinpath("docs/format.md").read_text()
     assert "hashlib.blake2b(text, digest_size=8)" in text
     assert "first 8 bytes of its BLAKE2b" not in text
+
+
+@pytest.mark.parametrize("kind", [ParquetWriter, JsonWriter])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("eps_id", np.array([0.0, 0, 1, 1])),
+        ("eps_id", np.array([[0], [0], [1], [1]])),
+        ("eps_id", np.array([False, False, True, True])),
+        ("eps_id", np.array([b"a", b"a", b"b", b"b"])),
+        ("eps_id", np.array([b"a", b"a", b"b", b"b"], object)),
+        ("eps_id", np.array([0, 0, 1, None], object)),
+        ("eps_id", np.array(["2026-01-01"] * 2 + ["2026-01-02"] * 2, "M8[D]")),
+        ("eps_id", {"run": np.array([0, 0, 1, 1])}),
+        ("agent_index", np.array([0.0, 1, 0, 1])),
+        ("agent_id", np.array([0.5, 1, 0.5, 1])),
+        ("env_id", np.array([[0], [0], [1], [1]])),
+        ("terminateds", np.array([[False], [True], [False], [True]])),
+        ("truncateds", np.array(["no", "yes", "no", "yes"])),
+        ("t", np.array([[0], [1], [0], [1]])),
+    ],
+    ids=lambda one: one if isinstance(one, str) else getattr(one, "dtype", "dict"),
+)
+def test_columns_that_tell_episodes_apart_are_refused_where_they_would_be_ignored(
+    name: str, values: object, kind: type[ParquetWriter] | type[JsonWriter], tmp_path: Path
+) -> None:
+    """Two episodes became one of all rows, without a word."""
+    batch = SampleBatch({"obs": np.zeros(4), "rewards": np.ones(4), "t": [0, 1, 0, 1], name: values})
+    with kind(tmp_path, spool=None) as writer, pytest.raises(SchemaError, match="per row") as error:
+        writer.write(batch)
+    assert str(error.value.column).split("/")[0] == name
+    assert len(open_dataset(tmp_path)) == 0
+
+
+@pytest.mark.parametrize("kind", [ParquetWriter, JsonWriter])
+@pytest.mark.parametrize("ids", [np.array([2, 2, 1, 1], np.uint8), np.array([2, 2, "a", "a"], object)])
+def test_whole_numbers_and_texts_tell_episodes_apart(
+    ids: np.ndarray, kind: type[ParquetWriter] | type[JsonWriter], tmp_path: Path
+) -> None:
+    with kind(tmp_path, spool=None) as writer:
+        writer.write(SampleBatch(rewards=np.arange(4.0), eps_id=ids))
+        with pytest.raises(SchemaError, match="eps_id"):
+            writer.write(SampleBatch(rewards=np.arange(2.0), eps_id=np.array([3, 4.5], object)))
+    assert open_dataset(tmp_path).returns().tolist() == [1, 5]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(1, 65536), (1024, 1024), (1 << 20, 1), (3 << 20, 1)])

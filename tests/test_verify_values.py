@@ -82,7 +82,6 @@ TIME: dict[str, tuple[list[SampleBatch], list[tuple[str, int]]]] = {
         [without_t(steps(range(5), done=[4])), without_t(steps(range(5), done=[4]))],
         [("episode-again", 5), ("time-unchecked", 0)],
     ),
-    "an id that is a float": ([steps(range(5), eps_id=0.5, done=[4])] * 2, [("time-unchecked", 0)]),
     "episodes that overlap": ([steps(range(10)), steps(range(6, 15))], [("time-overlap", 4)]),
     "rows after the end": ([steps(range(10), done=[6])], [("after-the-end", 3)]),
     "rows after the end in a later shard": (

@@ -108,8 +108,14 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
         return read_array(member, info.file_size, info.filename)
 
 
-def read_array(stream: IO[bytes], size: int, name: str) -> NDArray[Any]:
+def read_array(stream: IO[bytes], size: int, name: str, *, rows: int | None = None) -> NDArray[Any]:
     """The array of an ``.npy`` of ``size`` bytes, which must be as many as its header says.
+
+    Args:
+        stream: The ``.npy``.
+        size: Its bytes.
+        name: Of the array, for messages.
+        rows: Read only this many first rows, if they lie together; None: all. Later damage is not seen.
 
     Raises:
         CorruptData, ValueError: It is damaged.
@@ -121,9 +127,14 @@ def read_array(stream: IO[bytes], size: int, name: str) -> NDArray[Any]:
     left = size - stream.tell()
     if left != math.prod(shape) * dtype.itemsize:
         raise CorruptData(f"the array {excerpt(name)} has {left} bytes for the shape {excerpt(shape)}")
+    is_part = rows is not None and bool(shape) and rows < shape[0] and not is_fortran
+    if rows is not None and is_part:
+        shape = (rows, *shape[1:])
+        left = math.prod(shape) * dtype.itemsize
     made = bytearray(left)
     view, at = memoryview(made), 0
-    while part := stream.read(min(_CHUNK, left - at) or 1):  # zipfile compares the checksum at the end.
+    # After the last byte, zipfile compares the checksum.
+    while not (is_part and at == left) and (part := stream.read(min(_CHUNK, left - at) or 1)):
         view[at : at + len(part)] = part
         at += len(part)
     if at != left:

@@ -11,17 +11,20 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand
 
 from rlio.cli.exit_codes import CLOSED, FAILED, WRONG
-from rlio.errors import CorruptData, LedgerError, RlioError, SchemaError
+from rlio.errors import CorruptData, LedgerError, MissingColumn, RlioError, SchemaError
 
 __all__ = ["Command", "print_json"]
 
 _OF_DATA: Final = (CorruptData, LedgerError, SchemaError)
+#: Arguments of commands that are paths, in which a column's name means nothing.
+_PLACES: Final = frozenset(("uri", "src", "dst"))
 
 
 #: Warnings of the running command, from all of its threads: a process runs one command at a time.
@@ -29,11 +32,16 @@ _warned: list[str] = []
 
 
 class _Warnings(logging.Handler):
-    """Prints rlio's warnings on standard error, and keeps them for the JSON."""
+    """Prints rlio's warnings on standard error, each once, and keeps them for the JSON.
+
+    A command may open the same files several times.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        _warned.append(record.getMessage())
-        typer.echo(f"rlio: {record.levelname.lower()}: {record.getMessage()}", err=True)
+        message = record.getMessage()
+        if message not in _warned:
+            _warned.append(message)
+            typer.echo(f"rlio: {record.levelname.lower()}: {message}", err=True)
 
 
 class Command(TyperCommand):
@@ -56,9 +64,19 @@ class Command(TyperCommand):
             typer.echo(f"rlio: {type(error).__name__}: {error}", err=True)
             if ctx.params.get("as_json"):
                 print_json({"error": _told(error)})
-            raise typer.Exit(WRONG if isinstance(error, _OF_DATA) else FAILED) from error
+            is_of_data = isinstance(error, _OF_DATA) and not _is_asked_for(error, ctx.params)
+            raise typer.Exit(WRONG if is_of_data else FAILED) from error
         finally:
             logger.removeHandler(warnings)
+
+
+def _is_asked_for(error: Exception, options: Mapping[str, Any]) -> bool:
+    """Whether a column is missing only because an option names it: then the option is wrong."""
+    if not isinstance(error, MissingColumn) or error.column is None:
+        return False
+    values = (value for name, value in options.items() if name not in _PLACES)
+    texts = (text for value in values for text in (value if isinstance(value, list) else [value]))
+    return any(isinstance(text, str) and error.column in text for text in texts)
 
 
 def print_json(report: dict[str, Any]) -> None:

@@ -233,6 +233,12 @@ class Dataset(DatasetSnapshot):
 
     def __getitem__(self, key: Any) -> Any:
         """One row as a dict (``data[3]``), or a batch of the rows of a slice or an array; see `take`."""
+        if isinstance(key, str):
+            raise OptionError(
+                f"data[{excerpt(key)}]: expected numbers of rows, such as data[3] or data[:100]; a column is "
+                f"data[:100][{excerpt(key)}], or of all rows data.to_arrow(columns=[{excerpt(key)}])",
+                uri=self.uri,
+            )
         if isinstance(key, slice):
             return self.take(np.arange(len(self))[key])
         if isinstance(key, int | np.integer) and not isinstance(key, bool):
@@ -412,10 +418,12 @@ class Dataset(DatasetSnapshot):
         self, names: list[str], policy: str, *, ranges: bool, cache_folder: str | os.PathLike[str] | None
     ) -> Stats | None:
         """The statistics of columns; without ``ranges``, if an earlier call has read them."""
+        from rlio.look.episode_index import rows_bar
         from rlio.look.stats import known_stats
 
         if ranges:
-            return self.stats(names, policy=policy, cache_folder=cache_folder)
+            with rows_bar("ranges", self) as bar:
+                return self.stats(names, policy=policy, cache_folder=cache_folder, progress=bar.update)
         return known_stats(self, names, policy=policy, cache_folder=cache_folder)
 
     def _stored(self, cache_folder: str | os.PathLike[str] | None) -> Stored:

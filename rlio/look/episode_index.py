@@ -22,7 +22,7 @@ from rlio.source.source import OpenSegment, Source
 from rlio.source.span_reader import SegmentGone, SpanReader
 from rlio.support.forks import cached_property
 
-__all__ = ["EpisodeIndex", "Seen", "join_episodes", "read_episodes"]
+__all__ = ["EpisodeIndex", "Seen", "join_episodes", "read_episodes", "rows_bar"]
 
 #: What looks at the segments while they are open.
 Seen: TypeAlias = Callable[[OpenSegment, Streams], None]
@@ -128,6 +128,11 @@ class EpisodeIndex:
         self.starts.append(len(episode))
 
 
+def rows_bar(what: str, source: Source) -> tqdm[Any]:
+    """A bar over the rows of a source, on a terminal; call ``update`` with the rows of each part."""
+    return tqdm(total=len(source), desc=f"rlio: {what} of {source.uri}", **_BAR)
+
+
 def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> EpisodeIndex:
     """Join the streams of all segments. On a terminal, a bar shows the progress after a second.
 
@@ -139,7 +144,7 @@ def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> Episo
         CorruptData: A segment has other rows than its table of streams says.
     """
     found, open_ = EpisodeIndex(), dict[Hashable, dict[Hashable, int]]()
-    with tqdm(total=len(source), desc=f"rlio: episodes of {source.uri}", **_BAR) as bar:
+    with rows_bar("episodes", source) as bar:
         for index, segment in enumerate(source.segments):
             streams = streams_of(index)
             if sum(streams.rows) != segment.rows:

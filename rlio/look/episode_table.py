@@ -35,7 +35,7 @@ from rlio.query.filters import RowFilter
 from rlio.source.source import Source
 from rlio.support.clock import utc_time
 from rlio.support.extras import needs
-from rlio.support.words import counted
+from rlio.support.words import counted, one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -52,6 +52,8 @@ _NAME: Final = re.compile(
     r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|(?<![\w.])(?:return|length)(?!\w)", re.DOTALL
 )
 _SHOWN_ROWS: Final = 8
+# Characters of a cell; ids are texts of strangers.
+_TEXT: Final = 60
 # NumPy's number for NaT.
 _NAT: Final = -(1 << 63)
 # Grows with every change of the table's columns or of their file.
@@ -72,7 +74,7 @@ class EpisodeTable:
       is, or if the data has none.
     - ``terminated``, ``truncated``: bool, how its last row ended it (terminated, if both).
     - ``finished``: bool, whether either did. The others were cut, or run on: length and return are those of
-      the rows that are there.
+      the rows that are there; so are those of an episode whose first rows were trimmed.
     - ``start_time``: datetime64[ms], UTC by the clock of the writer's machine; NaT if unknown.
     - ``policy_version``: only of data with ``weights_seq_no``: int64, that of the first row; -1 if unknown.
 
@@ -102,8 +104,7 @@ class EpisodeTable:
         """
         if isinstance(key, str):
             if key not in self._columns:
-                hint = did_you_mean(key, self._columns)
-                raise MissingColumn(f"the table has the columns {', '.join(self._columns)}{hint}", column=key)
+                raise self._no_column(key)
             return self._columns[key]
         if isinstance(key, slice):
             return self._taken(key)
@@ -120,6 +121,10 @@ class EpisodeTable:
                 f"table[{excerpt(key)}]: expected the name of a column, a number, a slice, a mask or numbers"
             )
         return self._taken(found.astype(np.int64))
+
+    def _no_column(self, name: str) -> MissingColumn:
+        hint = did_you_mean(name, self._columns)
+        return MissingColumn(f"the table has the columns {', '.join(self._columns)}{hint}", column=name)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self._row(number) for number in range(len(self)))
@@ -165,6 +170,9 @@ class EpisodeTable:
         """The mask of a filter's text."""
         found = RowFilter.parse(_NAME.sub(lambda name: _OF_ROWS.get(name[0], name[0]), text))
         columns = {**self._columns, **{other: self[name] for name, other in _OF_ROWS.items()}}
+        for name in found.columns or ():
+            if name not in columns:
+                raise self._no_column(name)
         if "start_time" in (found.columns or ()):
             raise OptionError(
                 "a filter's text has no times: compare the array, "
@@ -357,4 +365,4 @@ def _text(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, np.datetime64):
         return "" if np.isnat(value) else str(value.astype("datetime64[s]")).replace("T", " ")
-    return "" if value is None else value if isinstance(value, str) else str(value)
+    return "" if value is None else one_line(str(value), _TEXT)

@@ -618,4 +618,5 @@ def _size(count: int) -> str:
     size, unit = float(count), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
-    return f"{size:.3g} {_UNITS[unit]}" if unit else f"{count} B"
+    digits = f"{size:.3g}" if size < 999.5 else f"{size:.0f}"
+    return f"{digits} {_UNITS[unit]}" if unit else f"{count} B"

@@ -73,9 +73,12 @@ _VALUES, _OFFSETS = ".values", ".offsets"
 _ROW_BYTES: Final = 64
 T = TypeVar("T")
 
+#: Rows of a larger file that are read without the rest: the first ones show whether a mapping fits.
+_FIRST_ROWS: Final = 1024
+
 
 class NpzTable(Table):
-    """NPZ files; a `Table`. The arrays of a file that a mapping needs are decoded whole.
+    """NPZ files; a `Table`. The arrays of a file that a mapping needs are decoded whole, once later rows are.
 
     The array ``lengths``, if its sum is the number of rows, has the steps of each episode. A file has as many
     rows as most of its arrays.
@@ -91,6 +94,7 @@ class NpzTable(Table):
         super().__init__(place.uri, place.files, limits)
         self._limits = limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
+        self._first: dict[str, NDArray[Any]] = {}
         #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
         self._counts: list[dict[str, int]] = []
         #: Of each file: the columns that are two arrays.
@@ -144,15 +148,18 @@ class NpzTable(Table):
                 shapes[name] = read_header(member)[0]
         return shapes
 
-    def _arrays(self, number: int, names: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Return arrays of a file; they are kept until those of another file are needed."""
+    def _arrays(
+        self, number: int, names: Collection[str], *, first_rows: bool = False
+    ) -> dict[str, NDArray[Any]]:
+        """Return arrays of a file, or their first rows; kept until those of another file are needed."""
         if self._kept[0] != number:
-            self._kept = (number, {})
-        kept, ragged = self._kept[1], self._ragged[number]
+            self._kept, self._first = (number, {}), {}
+        kept, rows = (self._first, _FIRST_ROWS) if first_rows else (self._kept[1], None)
+        ragged = self._ragged[number]
         if missing := [name for name in names if name not in kept]:
             parts = [name + end for name in ragged.intersection(missing) for end in (_VALUES, _OFFSETS)]
             stored = [*parts, *(name for name in missing if name not in ragged)]
-            found = self._guarded(number, lambda archive: self._decoded(archive, stored))
+            found = self._guarded(number, lambda archive: self._decoded(archive, stored, rows))
             for name in ragged.intersection(missing):
                 self.allowance.piece().spend(_ROW_BYTES * self._counts[number][name])
                 with in_column(name):
@@ -160,7 +167,9 @@ class NpzTable(Table):
             kept.update(found)
         return kept
 
-    def _decoded(self, archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    def _decoded(
+        self, archive: zipfile.ZipFile, names: Collection[str], rows: int | None
+    ) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
         piece = self.allowance.piece()
         piece.spend(sum(array.nbytes for array in self._kept[1].values()))
@@ -170,13 +179,13 @@ class NpzTable(Table):
                 continue
             piece.spend(info.file_size)
             with archive.open(info) as member:
-                found[name] = np.atleast_1d(self._array_of(member, info.file_size, name))
+                found[name] = np.atleast_1d(self._array_of(member, info.file_size, name, rows))
         return found
 
-    def _array_of(self, member: IO[bytes], size: int, name: str) -> NDArray[Any]:
+    def _array_of(self, member: IO[bytes], size: int, name: str, rows: int | None) -> NDArray[Any]:
         """The array in a member; of a pickled one, the error says the way out."""
         try:
-            return read_array(member, size, name)
+            return read_array(member, size, name, rows=rows)
         except UnsafeData as error:
             if "pickled" not in str(error):
                 raise
@@ -189,11 +198,13 @@ class NpzTable(Table):
         """See `Table`."""
         stated = self.partitions[rows.file]
         stored = [name for name in names if name not in stated]
-        arrays = dict(self._arrays(rows.file, stored))
+        has_lists = not self._ragged[rows.file].isdisjoint(stored)
+        is_first = rows.stop <= _FIRST_ROWS < self.rows[rows.file] // 4 and not has_lists
+        arrays = dict(self._arrays(rows.file, stored, first_rows=is_first))
         for name in names:
             if name in stated:
                 arrays[name] = np.full(self.rows[rows.file], stated[name])
-            self._check_rows(rows.file, name, len(arrays[name]))
+            self._check_rows(rows.file, name, self.count(rows.file, name))
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
 
@@ -207,7 +218,7 @@ class NpzTable(Table):
 
     def close(self) -> None:
         """Forget the file that was decoded last."""
-        self._kept = (-1, {})
+        self._kept, self._first = (-1, {}), {}
 
 
 def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:
