@@ -16,7 +16,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
 from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
@@ -109,10 +109,14 @@ def expand_inputs(
     return list(found.values())
 
 
-def open_input(file: InputFile) -> IO[bytes]:
+def open_input(file: InputFile, *, fetch: Callable[[], IO[bytes] | None] = lambda: None) -> IO[bytes]:
     """Open ``file`` for reading from its start; the caller closes it.
 
     Errors of the filesystem become `StoreError`s, also later while reading.
+
+    Args:
+        file: The file.
+        fetch: Returns its bytes as the filesystem has them; None: the filesystem opens it.
 
     Raises:
         DataNotFound: The file no longer exists.
@@ -121,7 +125,8 @@ def open_input(file: InputFile) -> IO[bytes]:
     """
     with explained(file.uri):
         try:
-            stream = io.FileIO(file.path) if file.fs is None else file.fs.open(file.path, "rb")
+            stream: Any = io.FileIO(file.path) if file.fs is None else fetch()
+            stream = file.fs.open(file.path, "rb") if stream is None else stream
         except FileNotFoundError as error:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
         try:
