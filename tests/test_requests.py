@@ -44,6 +44,9 @@ from rlio import (
 )
 from rlio.errors import CorruptData, DataNotFound, EndOfData, StoreError
 from rlio.maintenance import compact
+from rlio.query.filter_pushdown import matches
+from rlio.query.filters import RowFilter
+from rlio.source.snapshot import DatasetSnapshot
 from rlio.storage import InputFile, InputFiles, expand_inputs
 from rlio.storage.filesystem import Retry, Storage
 from rlio.storage.parallel import REQUESTS, Plan, Range, busy_plans, each
@@ -486,15 +489,19 @@ def opened_filtered(path: str, given: dict[str, Any]) -> Any:
 
 
 class Watch:
-    """Counts requests for the bytes of shards, each of which takes a while, and how many are under way."""
+    """Counts requests for the bytes of shards, each of which takes a while, and how many are under way.
 
-    def __init__(self) -> None:
+    ``operation``: only these: "open" fetches from the first byte on, "cat_file" other ranges.
+    """
+
+    def __init__(self, operation: str | None = None) -> None:
+        self._operation = operation
         self._lock, self._now = threading.Lock(), 0
         self.most = 0
         self.seen = Counter[str]()
 
     def __call__(self, call: Call) -> Fault | None:
-        if reads_shard(call):
+        if reads_shard(call) and self._operation in (None, call.operation):
             with self._lock:
                 self._now += 1
                 self.most = max(self._now, self.most)
@@ -505,13 +512,21 @@ class Watch:
         return None
 
 
-def test_groups_behind_a_filter_are_requested_side_by_side_and_no_others() -> None:
+def test_groups_that_a_filter_may_let_pass_are_requested_side_by_side_and_no_others() -> None:
+    path, watch = record(width=2000), Watch("open")  # Each shard has one group, which begins the file.
+    source = DatasetSnapshot.listed(Storage.open(root_of(path), storage_options=options(watch)))
+    passing = [len(each.positions) for each in matches(source, RowFilter.parse("t >= 30 and t < 60"))]
+    assert sum(passing) == 60
+    assert passing.count(0) == SHARDS - 10
+    assert list(watch.seen.values()) == [1] * 10
+    assert 2 < watch.most <= REQUESTS
+
+
+def test_shards_without_rows_that_pass_a_filter_are_not_read() -> None:
     path, watch = record(width=2000), Watch()
     with opened_filtered(path, options(watch)) as reader:
-        watch.most = 0
         rows = read_through(reader)
     assert rows == [(who, t) for who in range(2) for t in range(30, 60)]
-    assert 4 < watch.most <= REQUESTS + 1  # One request may be the caller's own.
     # Each footer; the rows of ten shards, to find those that pass; and those shards again, to read them.
     shards = {name: count for name, count in watch.seen.items() if name.endswith(".parquet")}
     assert len(shards) == SHARDS
@@ -701,6 +716,11 @@ def test_files_that_are_opened_out_of_turn_request_nothing_else() -> None:
             stream.read()
         assert calls == [files[number].path]
     assert not request_threads()
+    for number in (18, 19):  # In turn: those after them are fetched ahead.
+        opened.open(number).close()
+    wait_until(lambda: len(set(calls)) == FILES - 17)
+    opened.open(2).close()
+    assert opened._plan is None
 
 
 def test_a_large_file_is_not_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
