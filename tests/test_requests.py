@@ -734,6 +734,62 @@ def test_a_large_file_is_not_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert not request_threads()
 
 
+def test_of_large_parquet_files_the_footers_are_fetched_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
+    path, watch = files_of("parquet", width=2000), Watch("cat_file")
+    opened = Watch("open")
+
+    def choose(call: Call) -> Fault | None:
+        return watch(call) or opened(call)
+
+    with opened_files(path, options(choose)) as reader:
+        # What opening reads: the footers, and the rows of the first file.
+        assert 8 < watch.most <= REQUESTS + 1
+        assert len(watch.seen) == FILES
+        assert len(opened.seen) <= 2
+        assert read_steps(reader) == ALL_STEPS
+    assert len(opened.seen) == FILES
+
+
+@pytest.mark.parametrize("seeds", [range(2), *further(range(2, 40))])
+def test_large_parquet_files_whose_requests_fail_give_the_same_rows(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
+    path = files_of("parquet", width=2000)
+    for seed in seeds:
+        switch: list[Callable[[Call], Fault | None]] = [no_fault]
+        with opened_files(path, options(lambda call: switch[-1](call))) as reader:  # noqa: B023
+            switch.append(faults(seed, (0.0, 0.02, 0.1)))
+            assert read_steps(reader) == ALL_STEPS
+
+
+def test_a_file_whose_end_was_fetched_reads_as_the_file_itself() -> None:
+    path, store = uuid.uuid4().hex, MemoryFileSystem()
+    data = np.random.default_rng(0).bytes(5 << 20)
+    for number in range(3):
+        store.pipe_file(f"/{path}/data/f-{number}.bin", data)
+    opened = InputFiles(listed_files(path, options(no_fault)), tail=1000)
+    draw = random.Random(0)
+    for number in range(3):
+        with opened.open(number) as stream:
+            assert stream.seek(0, os.SEEK_END) == len(data)
+            for _ in range(50):
+                at, size = (
+                    draw.choice((len(data) - draw.randrange(1, 3000), draw.randrange(len(data)))),
+                    draw.randrange(2000),
+                )
+                stream.seek(at)
+                assert stream.read(size) == data[at : at + size]
+    stream = opened.open(2)
+    for number in (1, 2):
+        store.rm_file(f"/{path}/data/f-{number}.bin")
+    with stream, pytest.raises(DataNotFound, match="gone since it was found"):
+        stream.read(5)
+    with opened.open(0), pytest.raises(DataNotFound, match="gone since it was found"):
+        opened.open(1)
+
+
 def test_local_files_are_opened_without_threads(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}.json").write_bytes(file_of("json", number, 3))

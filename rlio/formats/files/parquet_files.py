@@ -38,6 +38,8 @@ T = TypeVar("T")
 _BATCH_BYTES = 64 << 20
 _BATCH_ROWS = 8192
 _OPEN_FILES = 4
+# Bytes in which the footers of most files end: another request reads the rest of a longer one.
+_FOOTER_BYTES = 64 << 10
 
 
 @dataclass
@@ -74,7 +76,7 @@ class ParquetFiles:
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         self.files: Sequence[InputFile] = files
-        self._inputs, self._limits = InputFiles(files), limits
+        self._inputs, self._limits = InputFiles(files, tail=_FOOTER_BYTES), limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
