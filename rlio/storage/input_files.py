@@ -55,25 +55,25 @@ class InputFiles:
         """
         file = self._files[number]
         wanted = _range_of(file, self._stores, self._tail)
-        if file.fs is not None:
+        # A file that is opened again may have been damaged on its way, or been mended.
+        again = number == self._last
+        if file.fs is not None and not again:
             self._announce(number)
         if wanted is None:
             return open_input(file)
-        return open_input(file, fetch=lambda: self._fetched(file, wanted))
+        return open_input(file, fetch=lambda: self._fetched(file, wanted, ahead=not again))
 
     def _announce(self, number: int) -> None:
         last, self._last = self._last, number
-        if number == last:
-            return
         if last is None or number != last + 1:
             self._drop()  # What it has is not read next.
         elif self._plan is None:
             self._plan = Plan()
             self._plan.expect(_ranges_of(self._files, number, self._stores, self._tail))
 
-    def _fetched(self, file: InputFile, wanted: Range) -> IO[bytes] | None:
-        """The bytes of a file; None: it has another size than when it was listed."""
-        data = None if self._plan is None else self._plan.take(*wanted)
+    def _fetched(self, file: InputFile, wanted: Range, *, ahead: bool) -> IO[bytes] | None:
+        """The bytes of a file, perhaps from ahead; None: it has another size than when it was listed."""
+        data = self._plan.take(*wanted) if ahead and self._plan is not None else None
         if data is None:
             data = wanted.storage.fetch(*wanted[1:])
         if len(data) != wanted.stop - 1 - wanted.start:
