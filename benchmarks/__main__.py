@@ -54,7 +54,7 @@ def measure(parts: Sequence[str], *, scale: Scale, data: Path) -> Run:
     data.mkdir(parents=True, exist_ok=True)
     # Sizes that grow are with the figures.
     options = {k: v for k, v in dataclasses.asdict(scale).items() if not isinstance(v, tuple)}
-    run = Run(machine.facts(), {"parts": list(parts), **options})
+    run = Run(machine.facts(), {"parts": list(parts), "only": set(parts) != set(PARTS), **options})
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=data) as scratch, _own_folders(Path(scratch)):
         for name in parts:
             begun, cpu = time.perf_counter(), time.process_time()

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlio.storage.filesystem import Storage
 
-__all__ = ["Unavailable", "count_requests", "delayed", "server"]
+__all__ = ["Traffic", "Unavailable", "count_requests", "delayed", "server"]
 
 _BUCKET = "scaling"
 
@@ -40,13 +40,12 @@ sys.stdin.read()
 
 
 # Passes bytes on to a server, each from a client late by as much as a way there and back takes. Every line on
-# stdin is answered with the number of requests since the last.
+# stdin is answered with the numbers of requests, and of bytes answered, since the last.
 _PROXY = """
 import asyncio, sys
 port, delay = int(sys.argv[1]), float(sys.argv[2])
-requests = 0
+requests = answered = 0
 async def serve(reader, writer):
-    global requests
     far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
     late, loop = asyncio.Queue(), asyncio.get_running_loop()
     async def take():
@@ -63,18 +62,20 @@ async def serve(reader, writer):
                 return far_writer.close()
             far_writer.write(data)
     async def answer():
+        global answered
         while data := await far_reader.read(1 << 18):
+            answered += len(data)
             writer.write(data)
             await writer.drain()
         writer.close()
     await asyncio.gather(take(), send(), answer(), return_exceptions=True)
 async def main():
-    global requests
+    global requests, answered
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(requests, flush=True)
-        requests = 0
+        print(requests, answered, flush=True)
+        requests = answered = 0
 asyncio.run(main())
 """
 
@@ -135,9 +136,18 @@ def count_requests(storage: Storage) -> Callable[[], int]:
     return lambda: len(seen)
 
 
+class Traffic(NamedTuple):
+    """What passed through a proxy: requests, and bytes of their answers."""
+
+    requests: int
+    bytes: int
+
+
 @contextmanager
-def delayed(options: dict[str, Any], seconds: float) -> Iterator[tuple[dict[str, Any], Callable[[], int]]]:
-    """The options of `server` with each request late by some seconds, and what counts requests since last."""
+def delayed(
+    options: dict[str, Any], seconds: float
+) -> Iterator[tuple[dict[str, Any], Callable[[], Traffic]]]:
+    """The options of `server` with each request late by some seconds, and what counts traffic since last."""
     port = options["client_kwargs"]["endpoint_url"].rpartition(":")[2]
     command = [sys.executable, "-c", _PROXY, port, str(seconds)]
     running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -146,14 +156,14 @@ def delayed(options: dict[str, Any], seconds: float) -> Iterator[tuple[dict[str,
         assert running.stdout is not None
         own = f"http://127.0.0.1:{int(running.stdout.readline())}"
 
-        def requests() -> int:
+        def traffic() -> Traffic:
             assert running.stdin is not None
             assert running.stdout is not None
             running.stdin.write("\n")
             running.stdin.flush()
-            return int(running.stdout.readline())
+            return Traffic(*map(int, running.stdout.readline().split()))
 
-        yield {**options, "client_kwargs": {**options["client_kwargs"], "endpoint_url": own}}, requests
+        yield {**options, "client_kwargs": {**options["client_kwargs"], "endpoint_url": own}}, traffic
     finally:
         running.terminate()
         with running:  # Closes its pipes, and waits.

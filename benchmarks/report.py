@@ -77,11 +77,12 @@ def replace_blocks(page: Path, blocks: Mapping[str, str]) -> None:
 
 
 def markdown(run: Run) -> dict[str, str]:
-    """The tables as Markdown, by the names of their places in a page."""
-    blocks = {
-        "machine": _machine(run),
-        "goals": table(_LINE_HEADINGS, [_line_row(line) for line in run.lines], "llrrl"),
-    }
+    """The tables as Markdown, by the names of their places in a page.
+
+    Of some parts only (``--only``), each has its goals and the machine with it: the page's are of other runs.
+    """
+    some = run.options.get("only", False)
+    blocks = {} if some else {"machine": _machine(run), "goals": _goals(run.lines)}
     for section in run.sections:
         if section.part == "growth":
             text = _growth_table(section)
@@ -89,13 +90,18 @@ def markdown(run: Run) -> dict[str, str]:
             headings = _headings(section)
             text = table(headings, _figure_rows(section), "ll" + "r" * (len(headings) - 2))
         notes = "".join(f"\n{text}\n" for text in _footnotes(section))
-        blocks[section.part] = f"**{section.title}**\n\n{text}{notes}"
+        about = f"\n{_goals(section.lines)}\n{_machine(run)}" if some else ""
+        blocks[section.part] = f"**{section.title}**\n\n{text}{notes}{about}"
     return blocks
 
 
 # ---- rows of tables ----
 
 _LINE_HEADINGS = ("work", "beside", "measured", "goal", "verdict")
+
+
+def _goals(lines: Sequence[Line]) -> str:
+    return table(_LINE_HEADINGS, [_line_row(line) for line in lines], "llrrl")
 
 
 def _headings(section: Section) -> tuple[str, ...]:

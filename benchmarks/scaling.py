@@ -499,7 +499,13 @@ def _sharing(run: dict[str, Any]) -> str:
 
 
 def _machine(run: dict[str, Any]) -> str:
-    facts = run["machine"]
+    later = [
+        f"\nMeasured later (`--only {part}`): {_facts(facts)}" for part, facts in run.get("later", {}).items()
+    ]
+    return "".join([_facts(run["machine"]), *later])
+
+
+def _facts(facts: dict[str, Any]) -> str:
     load = ", ".join(map(str, facts["load_average_at_start"]))
     return (
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB; {facts['system']}, "
@@ -605,7 +611,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _scratch(options.data) as scratch:
             run = measure(options.only or PARTS, TINY if options.tiny else Sizes(), scratch)
         if options.only and options.json is not None and options.json.exists():
-            run = {**json.loads(options.json.read_text(encoding="utf-8")), **run}
+            before = json.loads(options.json.read_text(encoding="utf-8"))
+            later = {**before.get("later", {}), **dict.fromkeys(options.only, run["machine"])}
+            run = {**before, **run, "machine": before["machine"], "later": later}
     if options.json is not None:
         options.json.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     whole = set(PARTS) <= run.keys()

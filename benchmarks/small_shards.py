@@ -1,9 +1,13 @@
-"""What small shards cost, beside pyarrow on the same files: a part of ``python -m benchmarks.scaling``."""
+"""What small shards cost, beside pyarrow on the same files: a part of ``python -m benchmarks.scaling``.
+
+``python -m benchmarks.small_shards 20000`` measures the first batches alone, of so many shards.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,8 +59,8 @@ def make(root: Path, shards: int, writers: int) -> None:
             writer.write(batch)
 
 
-def measure(root: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds on the clock and of the processor of each work, which take turns; the least of the rounds."""
+def measure(root: str, rounds: int, names: Sequence[str] = tuple(WORK)) -> dict[str, dict[str, float]]:
+    """Seconds on the clock and of the processor of works, which take turns; the least of the rounds."""
     files = sorted(Path(root).glob("data/*/*.parquet"))
 
     def first(**options: Any) -> None:
@@ -77,6 +81,7 @@ def measure(root: str, rounds: int) -> dict[str, dict[str, float]]:
         "verify": lambda copy: rlio.verify(root),
         "compact": lambda copy: compact(copy),
     }
+    work = {name: work[name] for name in names}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
     first(cache="none")  # Imports what the first call imports.
     for _ in range(rounds):
@@ -140,3 +145,17 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.legend(fontsize=8)
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)
+
+
+def main(shards: int) -> None:
+    """Show what the first shuffled batches of so many shards cost."""
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(folder) / "root", shards, 5)
+        found = measure(str(Path(folder) / "root"), 2, ("pyarrow", "stored", "shuffled"))
+    for name, values in found.items():
+        beside = values["cpu"] / found["pyarrow"]["cpu"]
+        sys.stdout.write(f"{WORK[name]}: {1e3 * values['cpu'] / shards:.2f} ms a shard, {beside:.2f}x\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

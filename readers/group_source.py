@@ -329,6 +329,8 @@ class RecordedOrder(GroupSource):
         first, last = self._bounds
         for at in range(number, bisect_left(self._starts, last)):
             is_whole = first <= self._starts[at] and self._starts[at + 1] <= last
+            if self._starts[at] == self._starts[at + 1]:  # The filter lets none of its rows pass.
+                continue
             yield self._segments[at], None if is_whole else range(0)
 
     def lane(self, number: int, lanes: int, *, ahead: bool) -> Self:

@@ -18,7 +18,7 @@ from further import further
 pytest.importorskip("mujoco", reason="HalfCheetah-v5 is recorded")
 pytest.importorskip("ale_py", reason="ALE/Pong-v5 is recorded")
 
-from benchmarks import bounds, peers, report, results, timing
+from benchmarks import bounds, machine, peers, report, results, timing
 from benchmarks.__main__ import main, measure
 from benchmarks.data import episode_slices, half_cheetah, pong, write_dataset
 from benchmarks.parts import PARTS
@@ -204,6 +204,21 @@ def test_a_page_gets_tables_between_its_comments_only(run: Run, tmp_path: Path) 
     assert page.read_text() == once
 
 
+def test_a_report_of_some_parts_leaves_what_the_page_says_of_others(tmp_path: Path) -> None:
+    section = Section("s3", "Far away")
+    section.add("an epoch", "rlio", [1.0, 2.0, 3.0])
+    section.compare("an epoch", case="an epoch", ours="rlio", beside="pyarrow", at_least=1)
+    run = Run(machine.facts(), {"parts": ["s3"], "only": True, "rounds": 3}, [section])
+    page = tmp_path / "page.md"
+    page.write_text("<!-- goals -->\nkept\n<!-- /goals -->\n<!-- s3 -->\nreplaced\n<!-- /s3 -->\n")
+    report.update_page(page, run)
+    text = page.read_text()
+    assert text.startswith("<!-- goals -->\nkept\n<!-- /goals -->\n")
+    assert "replaced" not in text
+    for own in ("**Far away**", "| an epoch | pyarrow |  | >= 1.00x | not measured |", "\nMeasured "):
+        assert own in text
+
+
 def test_a_page_without_a_place_for_a_table_is_refused_as_it_is(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- machine -->\n<!-- /machine -->\n")
@@ -235,16 +250,15 @@ def test_the_command_names_the_parts_it_knows(capsys: pytest.CaptureFixture[str]
     assert "batches" in capsys.readouterr().err
 
 
-def test_the_page_shows_what_the_committed_figures_say(checkout: Path, tmp_path: Path) -> None:
-    figures = checkout / "docs" / "performance.json"
-    if not figures.exists():
-        pytest.skip("no figures are committed yet")
+@pytest.mark.parametrize("name", ["performance", "performance-s3"])
+def test_the_page_shows_what_the_committed_figures_say(name: str, checkout: Path, tmp_path: Path) -> None:
+    figures = checkout / "docs" / f"{name}.json"
     text = (checkout / "docs" / "performance.md").read_text()
     page = tmp_path / "page.md"
     page.write_text(text)
     report.update_page(page, Run.from_json(json.loads(figures.read_text())))
     assert page.read_text() == text, (
-        "python -m benchmarks --from docs/performance.json --report docs/performance.md"
+        f"python -m benchmarks --from docs/{name}.json --report docs/performance.md"
     )
 
 

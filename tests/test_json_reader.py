@@ -35,13 +35,12 @@ from rlio.errors import (
     UnknownName,
     UnsafeData,
 )
-from rlio.formats.files import line_files
 from rlio.formats.files.line_files import open_line_files
 from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.rllib.json_records import JsonRecords
 from rlio.limits import Limits
 from rlio.readers.json_reader import JsonReader
-from rlio.storage import expand_inputs
+from rlio.storage import InputFiles, expand_inputs
 from rlio.testing.readers import ReaderTests, assert_resumes
 
 Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
@@ -887,15 +886,15 @@ def test_dtypes_are_those_of_the_first_record_also_after_a_failure(
 ) -> None:
     records = [record(0, 1, x=[0.5]), *(record(n, 1, x=[n]) for n in range(1, 9))]
     (tmp_path / "a.json").write_bytes(lines(*records))
-    opened, calls = line_files.open_input, iter(range(99))
+    opened, calls = InputFiles.open, iter(range(99))
 
-    def fails_once(file: Any) -> Any:
+    def fails_once(files: InputFiles, number: int) -> Any:
         if next(calls) == 2:  # When the first record is read to decide dtypes.
             raise StoreError("unreachable")
-        return opened(file)
+        return opened(files, number)
 
     with JsonReader(tmp_path, shuffle=True, seed=1, epochs=1) as reader:
-        monkeypatch.setattr(line_files, "open_input", fails_once)
+        monkeypatch.setattr(InputFiles, "open", fails_once)
         with pytest.raises(StoreError):
             reader.sample()
         assert {batch["x"].dtype for batch in reader} == {np.dtype(float)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -13,6 +15,7 @@ import time
 import tracemalloc
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +23,16 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 from crash_child import fork, wait_for
 from fsspec.implementations.memory import MemoryFileSystem
 from further import further
 
+import rlio
 from rlio import (
     DatasetReader,
     FollowReader,
@@ -34,10 +42,14 @@ from rlio import (
     Roll,
     SampleBatch,
 )
-from rlio.errors import CorruptData, EndOfData, StoreError
+from rlio.errors import CorruptData, DataNotFound, EndOfData, StoreError
 from rlio.maintenance import compact
+from rlio.query.filter_pushdown import matches
+from rlio.query.filters import RowFilter
+from rlio.source.snapshot import DatasetSnapshot
+from rlio.storage import InputFile, InputFiles, expand_inputs
 from rlio.storage.filesystem import Retry, Storage
-from rlio.storage.parallel import REQUESTS, Plan, Range, each
+from rlio.storage.parallel import REQUESTS, Plan, Range, busy_plans, each
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
 
@@ -70,10 +82,10 @@ def reads_shard(call: Call) -> bool:
     return call.operation in ("cat_file", "open") and "/data/" in call.path
 
 
-def record(*, json: bool = False, shards: int = SHARDS, width: int = 3) -> str:
+def record(*, lines: bool = False, shards: int = SHARDS, width: int = 3) -> str:
     """A data set of two writers in memory: row t of a writer has t in all columns."""
     path = f"{uuid.uuid4().hex}/run"
-    kind = JsonWriter if json else ParquetWriter
+    kind = JsonWriter if lines else ParquetWriter
     for index in range(2):
         roll = Roll(max_rows=ROWS, max_seconds=None)
         with kind(f"memory://{path}", roll=roll, writer_id=f"w{index:05d}-00000000") as writer:
@@ -108,10 +120,10 @@ def opened(kind: str, path: str, given: dict[str, Any]) -> Any:
     return DatasetReader(root_of(path), batch_size=5, epochs=2, cache="none", storage_options=given, **how)
 
 
-def faults(seed: int) -> Callable[[Call], Fault | None]:
+def faults(seed: int, shares: tuple[float, ...] = (0.0, 0.02, 0.2, 0.6)) -> Callable[[Call], Fault | None]:
     """Some requests for bytes of shards fail, before or after the store did them, or are late."""
     draw, lock = random.Random(seed), threading.Lock()
-    share = draw.choice((0.0, 0.02, 0.2, 0.6))
+    share = draw.choice(shares)
 
     def choose(call: Call) -> Fault | None:
         if not reads_shard(call):
@@ -127,12 +139,12 @@ def faults(seed: int) -> Callable[[Call], Fault | None]:
 def test_requests_that_fail_or_are_late_change_no_row_and_no_order(
     kind: str, seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, json = record(), record(json=True)
+    path, lines = record(), record(lines=True)
     expected: dict[Any, list[tuple[int, int]]] = {}
     for seed in seeds:
         # Shards that are fetched whole, or footer and row groups by themselves.
         monkeypatch.setattr("rlio.source.shards._WHOLE_BYTES", 1 << 22 if seed % 2 else 0)
-        root = json if seed % 5 == 4 else path
+        root = lines if seed % 5 == 4 else path
         # Opening reads footers, and raises; so faults begin later.
         switch: list[Callable[[Call], Fault | None]] = [no_fault]
         given = options(lambda call: switch[-1](call))  # noqa: B023
@@ -359,6 +371,32 @@ def test_a_plan_requests_no_more_bytes_than_it_may_hold() -> None:
     assert sorted(store.begun) == ["0", "1", "large"]
 
 
+def test_the_plans_of_a_process_share_the_bytes_that_they_request_ahead() -> None:
+    store, size = Counted(), 4 << 20
+    store.go.set()
+    before = len(busy_plans)
+    plans = [Plan() for _ in range(16)]
+
+    def ahead(plan: Plan) -> int:
+        return sum(wanted.stop for wanted in plan._coming)
+
+    for number, plan in enumerate(plans):
+        plan.expect(Range(store, f"{number} {place}", 0, size) for place in range(100))
+    assert ahead(plans[0]) == 32 << 20  # It was alone.
+    assert len(busy_plans) == before + 16
+    for place in range(20):
+        for number, plan in enumerate(plans):
+            assert plan.take(store, f"{number} {place}", 0, size) is not None
+    assert sum(map(ahead, plans)) <= (128 << 20) + 16 * size
+    for plan in plans[1:]:
+        plan.forget()
+    assert plans[0].take(store, "0 20", 0, size) is not None
+    assert ahead(plans[0]) == 32 << 20
+    del plans, plan
+    gc.collect()
+    assert len(busy_plans) == before
+
+
 def test_a_request_that_failed_raises_once() -> None:
     class Fails(Counted):
         def fetch(self, path: str, start: int, stop: int | None) -> bytes:
@@ -427,3 +465,381 @@ def test_a_local_disk_and_memory_have_no_plans_and_no_threads(uri: str, tmp_path
     with DatasetReader(root, epochs=1, shuffle=False, cache="none") as reader:
         assert sum(map(len, reader)) == 100
         assert not request_threads()
+
+
+@pytest.mark.parametrize("seeds", [range(2), *further(*(range(n, n + 33) for n in range(2, 101, 33)))])
+def test_rows_that_pass_a_filter_are_the_same_whatever_requests_do(seeds: range) -> None:
+    path = record(width=2000)  # Larger than what comes with a footer.
+    for seed in seeds:
+        choose = faults(seed)
+        for _ in range(1000):
+            try:
+                reader = opened_filtered(path, options(choose))
+                break
+            except StoreError:
+                continue
+        else:
+            raise AssertionError("it does not open")
+        with reader:
+            assert read_through(reader) == [(who, t) for who in range(2) for t in range(30, 60)]
+
+
+def opened_filtered(path: str, given: dict[str, Any]) -> Any:
+    how: dict[str, Any] = {"shuffle": False, "cache": "none", "epochs": 1, "batch_size": 5}
+    return DatasetReader(root_of(path), filter="t >= 30 and t < 60", storage_options=given, **how)
+
+
+class Watch:
+    """Counts requests for the bytes of shards, each of which takes a while, and how many are under way.
+
+    ``operation``: only these: "open" fetches from the first byte on, "cat_file" other ranges.
+    """
+
+    def __init__(self, operation: str | None = None) -> None:
+        self._operation = operation
+        self._lock, self._now = threading.Lock(), 0
+        self.most = 0
+        self.seen = Counter[str]()
+
+    def __call__(self, call: Call) -> Fault | None:
+        if reads_shard(call) and self._operation in (None, call.operation):
+            with self._lock:
+                self._now += 1
+                self.most = max(self._now, self.most)
+                self.seen[call.path] += 1
+            time.sleep(0.05)
+            with self._lock:
+                self._now -= 1
+        return None
+
+
+def test_groups_that_a_filter_may_let_pass_are_requested_side_by_side_and_no_others() -> None:
+    path, watch = record(width=2000), Watch("open")  # Each shard has one group, which begins the file.
+    source = DatasetSnapshot.listed(Storage.open(root_of(path), storage_options=options(watch)))
+    passing = [len(each.positions) for each in matches(source, RowFilter.parse("t >= 30 and t < 60"))]
+    assert sum(passing) == 60
+    assert passing.count(0) == SHARDS - 10
+    assert list(watch.seen.values()) == [1] * 10
+    assert 2 < watch.most <= REQUESTS
+
+
+def test_shards_without_rows_that_pass_a_filter_are_not_read() -> None:
+    path, watch = record(width=2000), Watch()
+    with opened_filtered(path, options(watch)) as reader:
+        rows = read_through(reader)
+    assert rows == [(who, t) for who in range(2) for t in range(30, 60)]
+    # Each footer; the rows of ten shards, to find those that pass; and those shards again, to read them.
+    shards = {name: count for name, count in watch.seen.items() if name.endswith(".parquet")}
+    assert len(shards) == SHARDS
+    assert sum(shards.values()) <= SHARDS + 2 * 10
+
+
+# ---- files of other libraries, many of them ----
+
+FILES = 24
+
+
+def steps_of(number: int, width: int) -> dict[str, Any]:
+    t, obs = np.arange(ROWS), np.random.default_rng(number).random((ROWS, width))
+    ends = {"terminateds": t == ROWS - 1, "truncateds": t < 0}
+    return {"eps_id": np.full(ROWS, number), "t": t, "obs": obs, "actions": t % 2, "rewards": t * 1.0, **ends}
+
+
+def file_of(kind: str, number: int, width: int) -> bytes:
+    """An episode of `ROWS` steps, by rlio's names."""
+    columns, stream = steps_of(number, width), io.BytesIO()
+    listed = {name: values.tolist() for name, values in columns.items()}
+    if kind == "parquet":
+        pq.write_table(pa.table(listed), stream)
+    elif kind == "feather":
+        feather.write_feather(pa.table(listed), stream, compression="uncompressed")
+    elif kind == "npz":
+        np.savez(stream, **columns)
+    elif kind == "hdf5":
+        with pytest.importorskip("h5py").File(stream, "w") as file:
+            file.update(columns)
+    elif kind == "csv":
+        listed["obs"] = [values[0] for values in listed["obs"]]
+        csv.write_csv(pa.table(listed), stream)
+    else:
+        stream.write(json.dumps({"type": "SampleBatch", **listed}).encode() + b"\n")
+    return stream.getvalue()
+
+
+KINDS = ["parquet", "feather", "npz", "hdf5", "csv", "json"]
+
+
+def files_of(kind: str, *, width: int = 3) -> str:
+    """A folder in memory of `FILES` files, each with an episode."""
+    path = uuid.uuid4().hex
+    for number in range(FILES):
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-{number}.{kind}", file_of(kind, number, width))
+    return path
+
+
+def opened_files(path: str, given: dict[str, Any]) -> Any:
+    how: dict[str, Any] = {"shuffle": False, "cache": "none", "epochs": 2, "batch_size": 5}
+    return rlio.read(f"faulty:///{path}/data", storage_options=given, **how)
+
+
+def read_steps(reader: Any) -> list[tuple[int, int]]:
+    """Episode and number of every step; a call that failed because the store did is made again."""
+    steps: list[tuple[int, int]] = []
+    for _ in range(10_000):
+        try:
+            batch = reader.sample()
+        except StoreError:
+            continue
+        except EndOfData:
+            return steps
+        steps += zip(batch["eps_id"].tolist(), batch["t"].tolist(), strict=True)
+    raise AssertionError("no end")
+
+
+ALL_STEPS = [(number, t) for number in range(FILES) for t in range(ROWS)] * 2
+
+
+#: 1,035 seeds in all; of HDF5, which takes longest, fewer.
+SEEDS = [
+    *((kind, range(2)) for kind in KINDS),
+    *further(
+        *((kind, range(n, n + 33)) for kind in KINDS for n in range(2, 3 if kind == "hdf5" else 200, 33))
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "seeds"), SEEDS)
+def test_files_of_others_whose_requests_fail_or_are_late_give_the_same_rows(kind: str, seeds: range) -> None:
+    path = files_of(kind)
+    for seed in seeds:
+        # Opening reads the files, and raises; so faults begin later.
+        switch: list[Callable[[Call], Fault | None]] = [no_fault]
+        with opened_files(path, options(lambda call: switch[-1](call))) as reader:  # noqa: B023
+            # Short episodes are read together: a call fails if one of their files does.
+            switch.append(faults(seed, (0.0, 0.02, 0.1)))
+            assert read_steps(reader) == ALL_STEPS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_others_are_fetched_side_by_side(kind: str) -> None:
+    path, watch = files_of(kind), Watch()
+    with opened_files(path, options(watch)) as reader:
+        assert 8 < watch.most <= REQUESTS + 1  # Opening looks into each.
+        watch.most = 0
+        assert read_steps(reader) == ALL_STEPS
+        # Tables of so few rows stay decoded.
+        assert watch.most == 0 if kind in ("feather", "csv") else 8 < watch.most <= REQUESTS + 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", *further("feather", "npz", "hdf5", "csv", "json")])
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_reader_of_files_that_is_left_in_the_middle_keeps_no_thread_and_no_memory(
+    kind: str, closes: bool
+) -> None:
+    path = files_of(kind, width=1 if kind == "csv" else 4000)
+
+    def read_begin() -> Any:
+        reader = opened_files(path, options(no_fault))
+        for _ in range(4):  # So far that files are fetched ahead.
+            reader.sample()
+        assert request_threads()
+        if closes:
+            reader.close()
+            return reader  # It has nothing, although it is still there.
+        return None
+
+    read_begin()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept_reader = read_begin()
+        wait_until(lambda: not request_threads())
+
+        def kept() -> int:
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] - before
+
+        wait_until(lambda: kept() < 1 << 20)  # A file has 220 KB, and 20 of them are fetched ahead.
+        del kept_reader
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.parametrize("kind", ["npz", *further("parquet", "json")])
+def test_a_forked_child_goes_on_with_files_of_its_own(kind: str) -> None:
+    path, numbers = files_of(kind), itertools.count()
+
+    def choose(call: Call) -> Fault | None:
+        return "slow" if reads_shard(call) and 4 < next(numbers) < 9 else None
+
+    switch: list[Callable[[Call], Fault | None]] = [no_fault]
+    with opened_files(path, options(lambda call: switch[-1](call), delay=2.0)) as reader:
+        switch.append(choose)
+        begun = [*zip(*(reader.sample()[name].tolist() for name in ("eps_id",)), strict=True)]
+        count = len(begun)
+
+        def act() -> None:
+            assert read_steps(reader) == ALL_STEPS[count:]
+
+        assert wait_for(fork(act), seconds=DEADLINE) == 0
+        act()
+
+
+def listed_files(path: str, given: dict[str, Any]) -> list[InputFile]:
+    return expand_inputs(f"faulty:///{path}/data", storage_options=given)
+
+
+def test_a_file_that_was_replaced_or_removed_after_the_listing_is_read_as_it_is() -> None:
+    path, store = files_of("json"), MemoryFileSystem()
+    files = listed_files(path, options(no_fault))
+    opened = InputFiles(files)
+    grown, cut, gone = (f"/{path}/data/f-{number}.json" for number in (5, 6, 7))
+    store.pipe_file(grown, store.cat_file(grown) + b"more")
+    store.pipe_file(cut, b"less")
+    store.rm_file(gone)
+    for number, file in enumerate(files):
+        if number == 7:
+            with pytest.raises(DataNotFound, match="gone since it was found"):
+                opened.open(number)
+            continue
+        with opened.open(number) as stream:
+            assert stream.read() == store.cat_file(file.path)
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_a_file_that_is_mended_after_an_error_is_read_by_the_next_call(kind: str) -> None:
+    path, store = files_of(kind), MemoryFileSystem()
+    name = f"/{path}/data/f-5.{kind}"
+    intact = store.cat_file(name)
+    with opened_files(path, options(no_fault)) as reader:
+        damaged = bytearray(intact)
+        damaged[10:-10] = b"?" * len(damaged[10:-10])
+        store.pipe_file(name, bytes(damaged))
+        with pytest.raises(CorruptData):  # noqa: PT012
+            for _ in range(20):
+                reader.sample()
+        store.pipe_file(name, intact)
+        state = reader.state_dict()
+        steps = read_steps(reader)
+    assert steps == ALL_STEPS[-len(steps) :]
+    with opened_files(path, options(no_fault)) as again:
+        again.load_state_dict(state)
+        assert read_steps(again) == steps
+
+
+def test_a_file_that_is_opened_again_is_fetched_again() -> None:
+    path, store = files_of("json"), MemoryFileSystem()
+    opened = InputFiles(listed_files(path, options(no_fault)))
+    for number in range(4):
+        opened.open(number).close()
+    store.pipe_file(f"/{path}/data/f-3.json", b"mended")
+    with opened.open(3) as stream:
+        assert stream.read() == b"mended"
+    with opened.open(4) as stream:
+        assert stream.read() == store.cat_file(f"/{path}/data/f-4.json")
+
+
+def test_files_that_are_opened_out_of_turn_request_nothing_else() -> None:
+    path = files_of("json")
+    calls: list[str] = []
+
+    def choose(call: Call) -> Fault | None:
+        calls.append(call.path)
+        return None
+
+    files = listed_files(path, options(choose))
+    opened = InputFiles(files)
+    wait_until(lambda: not request_threads())
+    for number in (3, 9, 2, 17):
+        calls.clear()
+        with opened.open(number) as stream:
+            stream.read()
+        assert calls == [files[number].path]
+    assert not request_threads()
+    for number in (18, 19):  # In turn: those after them are fetched ahead.
+        opened.open(number).close()
+    wait_until(lambda: len(set(calls)) == FILES - 17)
+    opened.open(2).close()
+    assert opened._plan is None
+
+
+def test_a_large_file_is_not_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
+    path = files_of("json")
+    wait_until(lambda: not request_threads())
+    opened = InputFiles(listed_files(path, options(no_fault)))
+    for number in range(4):
+        with opened.open(number) as stream:
+            assert stream.read(5) == b'{"typ'
+    assert not request_threads()
+
+
+def test_of_large_parquet_files_the_footers_are_fetched_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
+    path, watch = files_of("parquet", width=2000), Watch("cat_file")
+    opened = Watch("open")
+
+    def choose(call: Call) -> Fault | None:
+        return watch(call) or opened(call)
+
+    with opened_files(path, options(choose)) as reader:
+        # What opening reads: the footers, and the rows of the first file.
+        assert 8 < watch.most <= REQUESTS + 1
+        assert len(watch.seen) == FILES
+        assert len(opened.seen) <= 2
+        assert read_steps(reader) == ALL_STEPS
+    assert len(opened.seen) == FILES
+
+
+@pytest.mark.parametrize("seeds", [range(2), *further(range(2, 40))])
+def test_large_parquet_files_whose_requests_fail_give_the_same_rows(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
+    path = files_of("parquet", width=2000)
+    for seed in seeds:
+        switch: list[Callable[[Call], Fault | None]] = [no_fault]
+        with opened_files(path, options(lambda call: switch[-1](call))) as reader:  # noqa: B023
+            switch.append(faults(seed, (0.0, 0.02, 0.1)))
+            assert read_steps(reader) == ALL_STEPS
+
+
+def test_a_file_whose_end_was_fetched_reads_as_the_file_itself() -> None:
+    path, store = uuid.uuid4().hex, MemoryFileSystem()
+    data = np.random.default_rng(0).bytes(5 << 20)
+    for number in range(3):
+        store.pipe_file(f"/{path}/data/f-{number}.bin", data)
+    opened = InputFiles(listed_files(path, options(no_fault)), tail=1000)
+    draw = random.Random(0)
+    for number in range(3):
+        with opened.open(number) as stream:
+            assert stream.seek(0, os.SEEK_END) == len(data)
+            for _ in range(50):
+                at, size = (
+                    draw.choice((len(data) - draw.randrange(1, 3000), draw.randrange(len(data)))),
+                    draw.randrange(2000),
+                )
+                stream.seek(at)
+                assert stream.read(size) == data[at : at + size]
+    stream = opened.open(2)
+    for number in (1, 2):
+        store.rm_file(f"/{path}/data/f-{number}.bin")
+    with stream, pytest.raises(DataNotFound, match="gone since it was found"):
+        stream.read(5)
+    with opened.open(0), pytest.raises(DataNotFound, match="gone since it was found"):
+        opened.open(1)
+
+
+def test_local_files_are_opened_without_threads(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.json").write_bytes(file_of("json", number, 3))
+    wait_until(lambda: not request_threads())
+    with rlio.read(tmp_path, epochs=1, shuffle=False, cache="none") as reader:
+        assert sum(map(len, reader)) == 4 * ROWS
+    opened = InputFiles(expand_inputs(tmp_path))
+    for number in range(4):
+        opened.open(number).close()
+    assert opened._plan is None
+    assert not request_threads()

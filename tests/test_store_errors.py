@@ -281,7 +281,8 @@ def test_a_timeout_while_a_file_of_others_is_read_is_no_damage_that_is_skipped(
                 raise TimeoutError("no answer")  # As clients raise it: without a number.
             return super().read(size)
 
-    fs = SimpleNamespace(open=lambda path, mode: Late(Path(path).read_bytes()))
+    # Of this protocol, no file is fetched whole.
+    fs = SimpleNamespace(protocol="memory", open=lambda path, mode: Late(Path(path).read_bytes()))
     late = InputFile(fs, str(path), f"late://{path}", path.stat().st_size)
     monkeypatch.setattr("rlio.readers.foreign_parquet.find_files", lambda *args, **options: [late])
     with (

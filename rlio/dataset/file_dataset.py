@@ -113,7 +113,7 @@ class FileDataset(OtherFiles, Dataset):
         return self._source.plan()
 
     def ranges(
-        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: Sequence[int] | None
     ) -> Sequence[Range]:
         return self._source.ranges(segment, opened, groups)
 

@@ -53,7 +53,7 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.source.episodes import with_next_obs, without_final_obs
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
@@ -152,6 +152,7 @@ class RldsSource:
         self.origin: Origin = Origin(uri=self.uri, extra=extra)
         counts = self._files(split)
         self.files: list[InputFile] = [place.file(name, size) for name, size, _ in counts]
+        self._inputs = InputFiles(self.files)
         self._allowance = Allowance.of(self.files, limits)
         self._piece = self._allowance.piece()
         #: Of each episode: file, place, and whether its last step is a final observation.
@@ -292,7 +293,9 @@ class RldsSource:
     # ---- records ----
 
     def _file(self, number: int) -> RecordFile:
-        return self._open.get(number) or self._open.add(number, RecordFile(self.files[number], self._limits))
+        if (found := self._open.get(number)) is not None:
+            return found
+        return self._open.add(number, RecordFile(self._inputs.open(number), self._limits))
 
     def _index(self, number: int, expected: int) -> None:
         file, records = self._file(number), 0
@@ -543,6 +546,7 @@ class RldsSource:
     def close(self) -> None:
         """Close all files."""
         self._open.close()
+        self._inputs.close()
 
 
 # ---- the description ----

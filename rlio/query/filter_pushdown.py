@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -173,7 +174,8 @@ def matches(
     gone = set() if given_up is None else given_up
     reader = SpanReader(source, options, counting, given_up=gone, damage=damage)
     start = 0
-    for segment, spans in reader.in_turn(source.segments, footers=True):
+    chosen = partial(_not_ruled_out, row_filter=row_filter, policy=policies[0])
+    for segment, spans in reader.chosen_in_turn(source.segments, chosen):
         at, lost = start, 0
         parts: list[Rows] = []
         for span in spans:
@@ -185,6 +187,12 @@ def matches(
         positions = np.concatenate([np.empty(0, np.int64), *parts])
         yield Matches(segment, start, at - start, positions, lost, spans)
         start = at
+
+
+def _not_ruled_out(opened: OpenSegment, *, row_filter: RowFilter, policy: str) -> list[int]:
+    """The groups of a segment that bounds do not rule out."""
+    groups = range(len(opened.rows))
+    return [group for group in groups if not is_ruled_out(opened, group, row_filter, policy=policy)]
 
 
 def passing(

@@ -10,10 +10,10 @@ import hashlib
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Final
+from itertools import accumulate, count
+from typing import IO, Any, Final
 
 from rlio.batch import Batch, MultiAgentBatch
 from rlio.schemas.batches import pictures_decoded
@@ -23,7 +23,7 @@ from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.source.selection import named_parts
 from rlio.source.source import FileSource, SegmentKey, StoredSegment
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles, open_input
 
 __all__ = ["GroupFiles", "content_of", "content_of_all"]
 
@@ -232,12 +232,12 @@ class _Opened:
         return {}
 
 
-def content_of(file: InputFile) -> list[Any]:
-    """What changes with the content of a file."""
+def content_of(file: InputFile, opened: Callable[[], IO[bytes]] | None = None) -> list[Any]:
+    """What changes with the content of a file; ``opened`` opens it, if another than `open_input` should."""
     if not file.path:  # A table in memory.
         return [file.uri, file.size]
-    if file.size is not None and file.size <= _SMALL_BYTES:
-        with open_input(file) as stream:
+    if _is_small(file):
+        with open_input(file) if opened is None else opened() as stream:
             return [file.uri, file.size, zlib.crc32(stream.read())]
     if file.fs is not None:
         return [file.uri, file.size, str(file.fs.ukey(file.path))]
@@ -248,7 +248,16 @@ def content_of(file: InputFile) -> list[Any]:
 
 def content_of_all(files: Sequence[InputFile]) -> str:
     """A digest that changes with the content of one of the files."""
-    return _digest([content_of(file) for file in files])
+    small = InputFiles([file for file in files if _is_small(file)])
+    numbers = count()
+    try:
+        return _digest([content_of(file, lambda: small.open(next(numbers))) for file in files])
+    finally:
+        small.close()
+
+
+def _is_small(file: InputFile) -> bool:
+    return bool(file.path) and file.size is not None and file.size <= _SMALL_BYTES
 
 
 def _digest(described: list[Any]) -> str:

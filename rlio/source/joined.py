@@ -142,7 +142,7 @@ class JoinedRoots(Source):
         return next((plan for root in self.roots if (plan := root.plan()) is not None), None)
 
     def ranges(
-        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: Sequence[int] | None
     ) -> Sequence[Range]:
         """See `Source.ranges`."""
         assert isinstance(segment, _Part)

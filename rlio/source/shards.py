@@ -142,7 +142,7 @@ def open_shard(
 
 
 def ranges_of(
-    storage: Storage, ref: ShardRef, opened: OpenSegment | None, groups: range | None
+    storage: Storage, ref: ShardRef, opened: OpenSegment | None, groups: Sequence[int] | None
 ) -> Sequence[Range]:
     """See `Source.ranges`. A small shard whose groups are all read is one range."""
     path, size = ref.path, ref.name.size
@@ -153,5 +153,7 @@ def ranges_of(
     if opened is None:
         return [Range(storage, path, max(0, size - FOOTER_BYTES), size)]
     assert isinstance(opened, ShardFile)
-    wanted = opened.groups if groups is None else opened.groups[groups.start : groups.stop]
+    if opened.held_bytes:  # Its rows came with its footer.
+        return ()
+    wanted = opened.groups if groups is None else [opened.groups[group] for group in groups]
     return [Range(storage, path, info.start, info.stop) for info in wanted]

@@ -277,7 +277,7 @@ class DatasetSnapshot(Described, Source):
         return self.storage.plan()
 
     def ranges(
-        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: Sequence[int] | None
     ) -> Sequence[Range]:
         """See `Source.ranges`."""
         assert isinstance(segment, Segment)

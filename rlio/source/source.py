@@ -113,7 +113,7 @@ class Source(ABC):
             yield segment, self.open_segment(segment)
 
     def ranges(
-        self, segment: StoredSegment, opened: OpenSegment | None, groups: range | None
+        self, segment: StoredSegment, opened: OpenSegment | None, groups: Sequence[int] | None
     ) -> Sequence[Range]:
         """What will be fetched to open a segment, or for some of its groups once it is opened; see `plan`.
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlio.batch import Batch, count_units
 from rlio.batch.columns import is_per_sequence
@@ -34,9 +34,16 @@ T = TypeVar("T")
 _OPEN_SEGMENTS = 16
 # Segments that are looked at for requests side by side.
 _LOOKED_AT = 256
+# Segments that are opened ahead, if their footers tell what is read. Fewer than half of those that stay
+# parsed: until the turn of one, as many others are opened, and as many used.
+_OPEN_AHEAD = _OPEN_SEGMENTS // 2 - 1
 # Up to so many rows, and bytes, short groups are read as one: each costs as much as some hundred rows.
 _RUN_ROWS = 4096
 _RUN_BYTES = 4 << 20
+
+
+#: Segments that are read in turn, each with the groups that are; see `SpanReader.expect`.
+Coming: TypeAlias = Iterable[tuple[StoredSegment, Sequence[int] | None]]
 
 
 class Span(NamedTuple):
@@ -177,7 +184,9 @@ class SpanReader:
         return other
 
     def expect(
-        self, segment: StoredSegment, coming: Callable[[], Iterable[tuple[StoredSegment, range | None]]]
+        self,
+        segment: StoredSegment,
+        coming: Callable[[], Coming],
     ) -> None:
         """Open a segment; requests are made side by side for what is read from there on.
 
@@ -194,7 +203,7 @@ class SpanReader:
             if self.open(segment) is not None:  # The places of its groups are known now.
                 self._plan.expect(self._ranges(coming()))
 
-    def _ranges(self, coming: Iterable[tuple[StoredSegment, range | None]]) -> Iterator[Range]:
+    def _ranges(self, coming: Coming) -> Iterator[Range]:
         source, opened = self.source, self._open  # The plan must not refer to this reader, which has it.
         return (
             wanted
@@ -208,6 +217,32 @@ class SpanReader:
         """Segments that are read one after the other, with their `spans`; ``footers``: only opened."""
         for number, segment in enumerate(segments):
             yield segment, self.spans_at(segments, number, footers=footers)
+
+    def chosen_in_turn(
+        self, segments: Sequence[StoredSegment], choose: Callable[[OpenSegment], Sequence[int]]
+    ) -> Iterator[tuple[StoredSegment, list[Span]]]:
+        """`in_turn`, where ``choose`` says which groups of an open segment are read.
+
+        Of remote stores, the footers of the next segments are read ahead of their turn, so that the groups of
+        several segments are requested side by side.
+        """
+        for number, segment in enumerate(segments):
+            if self._plan is not None:
+                self._open_ahead(segments, number)
+                self._plan.expect(self._ranges(_chosen(segments, number, self._open, choose)))
+            yield segment, self.spans(segment)
+
+    def _open_ahead(self, segments: Sequence[StoredSegment], number: int) -> None:
+        """Open a segment that is read later, before the first one all up to it."""
+        if number == 0:
+            self.expect_in_turn(segments, 0, footers=True)
+        for segment in segments[number + _OPEN_AHEAD if number else 1 : number + _OPEN_AHEAD + 1]:
+            if self._failed is not None:
+                return
+            try:
+                self.open(segment)
+            except Exception as error:
+                self._failed = segment.path, error  # It is raised in its turn.
 
     def spans_at(
         self, segments: Sequence[StoredSegment], number: int, *, footers: bool = False
@@ -498,6 +533,20 @@ class SpanReader:
             self.skipped += rows
             self.damage.add(error)
             logger.warning("skipped %d rows: %s", rows, error)
+
+
+def _chosen(
+    segments: Sequence[StoredSegment],
+    number: int,
+    opened: OpenFiles[str, OpenSegment],
+    choose: Callable[[OpenSegment], Sequence[int]],
+) -> Iterator[tuple[StoredSegment, Sequence[int]]]:
+    """What `SpanReader.chosen_in_turn` reads from a segment on; of those that are not open, only footers."""
+    for at in range(number, len(segments)):
+        if (own := opened.peek(segments[at].path)) is not None:
+            yield segments[at], choose(own)
+        if at + 1 + _OPEN_AHEAD < len(segments):
+            yield segments[at + 1 + _OPEN_AHEAD], range(0)
 
 
 def _live_spans(segment: StoredSegment, groups: Sequence[int]) -> list[Span]:

@@ -11,5 +11,6 @@ Example:
 """
 
 from rlio.storage.filesystem import Entry, InputFile, Retry, Storage, expand_inputs, open_input
+from rlio.storage.input_files import InputFiles
 
-__all__ = ["Entry", "InputFile", "Retry", "Storage", "expand_inputs", "open_input"]
+__all__ = ["Entry", "InputFile", "InputFiles", "Retry", "Storage", "expand_inputs", "open_input"]

@@ -16,7 +16,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
 from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
@@ -28,7 +28,7 @@ from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
 from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
-__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "natural_order", "open_input"]
+__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "natural_order", "open_input", "opened_remote"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -109,10 +109,14 @@ def expand_inputs(
     return list(found.values())
 
 
-def open_input(file: InputFile) -> IO[bytes]:
+def open_input(file: InputFile, *, fetch: Callable[[], IO[bytes] | None] = lambda: None) -> IO[bytes]:
     """Open ``file`` for reading from its start; the caller closes it.
 
     Errors of the filesystem become `StoreError`s, also later while reading.
+
+    Args:
+        file: The file.
+        fetch: Returns its bytes as the filesystem has them; None: the filesystem opens it.
 
     Raises:
         DataNotFound: The file no longer exists.
@@ -121,9 +125,10 @@ def open_input(file: InputFile) -> IO[bytes]:
     """
     with explained(file.uri):
         try:
-            stream = io.FileIO(file.path) if file.fs is None else file.fs.open(file.path, "rb")
+            stream: Any = io.FileIO(file.path) if file.fs is None else fetch()
         except FileNotFoundError as error:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
+        stream = opened_remote(file) if stream is None else stream
         try:
             if _may_be_pointer(file, stream):
                 start = stream.read(POINTER_BYTES)
@@ -133,6 +138,18 @@ def open_input(file: InputFile) -> IO[bytes]:
             stream.close()
             raise
     return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
+
+
+def opened_remote(file: InputFile) -> Any:
+    """A file of a filesystem, opened by it.
+
+    Raises:
+        DataNotFound: The file no longer exists.
+    """
+    try:
+        return file.fs.open(file.path, "rb")
+    except FileNotFoundError as error:
+        raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
 
 
 def _may_be_pointer(file: InputFile, stream: Any) -> bool:

@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from rlio.storage.filesystem import Storage
 
-__all__ = ["REQUESTS", "Plan", "Range", "each"]
+__all__ = ["REQUESTS", "Plan", "Range", "busy_plans", "each"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -37,12 +38,28 @@ _IDLE_SECONDS: Final = 1.0
 # The most that a plan requests before it is read: ranges, and bytes. The first range may be larger.
 _RANGES: Final = 4 * REQUESTS
 _BYTES: Final = 32 << 20
+# The bytes of all plans of a process, of which each has an equal part.
+_BYTES_OF_ALL: Final = 4 * _BYTES
+
+
+class Store(Protocol):
+    """Where ranges are: a `Storage`, or what stands for one."""
+
+    @property
+    def at_once(self) -> int:
+        """How many requests to make side by side."""
+
+    def hold(self, plan: Plan) -> None:
+        """Answer reads from a plan that has ranges of it."""
+
+    def fetch(self, path: str, start: int, stop: int) -> bytes:
+        """Make the request for the bytes ``[start, stop)``; fewer at the end of the object."""
 
 
 class Range(NamedTuple):
     """Bytes ``[start, stop)`` of an object."""
 
-    storage: Storage
+    storage: Store
     path: str
     start: int
     stop: int
@@ -148,6 +165,10 @@ def each(
 _Job: TypeAlias = "tuple[Future[bytes], Callable[[], bytes]]"
 
 
+#: The plans that have requested something. A reader that is dropped takes its own along.
+busy_plans: weakref.WeakSet[Plan] = weakref.WeakSet()
+
+
 class Plan:
     """The bytes that a reader reads next, requested before it asks for them. Thread-safe.
 
@@ -186,10 +207,15 @@ class Plan:
 
     def _take_more(self, before: Mapping[Range, _Job] = MappingProxyType({})) -> None:
         """Request further ranges while there is room; ``before`` has been requested already."""
+        busy_plans.add(self)
         size = sum(wanted.stop - wanted.start for wanted in self._coming)
-        while not self._coming or (size < _BYTES and len(self._coming) < self._most):
+        # What was requested before other plans came stays until it is read.
+        most = min(_BYTES, _BYTES_OF_ALL // len(busy_plans))
+        while not self._coming or (size < most and len(self._coming) < self._most):
             wanted = next(self._ranges, None)
             if wanted is None:
+                if not self._coming:
+                    busy_plans.discard(self)
                 return
             self._coming[wanted] = before.get(wanted) or self._request(wanted)
             size += wanted.stop - wanted.start
@@ -202,7 +228,7 @@ class Plan:
         job = partial(storage.fetch, *wanted[1:])
         return _pool.submit(job), job
 
-    def take(self, storage: Storage, path: str, start: int, stop: int) -> bytes | None:
+    def take(self, storage: Store, path: str, start: int, stop: int) -> bytes | None:
         """The bytes ``[start, stop)``, if they were expected; fewer at the end of the object.
 
         Raises:

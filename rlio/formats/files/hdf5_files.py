@@ -34,7 +34,7 @@ from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, raise_at
 from rlio.limits import Limits
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
 
@@ -78,7 +78,7 @@ class Hdf5Files:
             import h5py
         self._h5py = h5py
         self.files = files
-        self._limits = limits
+        self._inputs, self._limits = InputFiles(files), limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._piece = self.allowance.piece()
         self._open: OpenFiles[int, _Opened] = OpenFiles(_OPEN_FILES, close=_Opened.close)
@@ -126,7 +126,7 @@ class Hdf5Files:
         return self._open.get(number) or self._open.add(number, self._opened(number))
 
     def _opened(self, number: int) -> _Opened:
-        stream = open_input(self.files[number])
+        stream = self._inputs.open(number)
         # HDF5 itself reads local files in half the time that reads through Python take.
         place = stream if self.files[number].fs is not None else self.files[number].path
         locking = {} if place is stream else {"locking": False}
@@ -288,6 +288,7 @@ class Hdf5Files:
 
     def close(self) -> None:
         self._open.close()
+        self._inputs.close()
 
 
 def _bytes_of(value: Any) -> int:

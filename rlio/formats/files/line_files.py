@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 from rlio.errors import CorruptData, DataNotFound, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles, open_input
 from rlio.storage.zip_files import READ_ERRORS, check_member, open_archive
 
 __all__ = ["READ_ERRORS", "Line", "LineFile", "line_of", "open_line_files"]
@@ -67,6 +67,7 @@ class LineFile:
         member: The member of the zip file; its name is never used as a path.
         size: Bytes, if known.
         most_lines: Maximum number of lines, from its stored bytes; None: any number.
+        listed: The files that it is one of, and its number there; None: it is opened by itself.
     """
 
     uri: str
@@ -74,10 +75,11 @@ class LineFile:
     member: zipfile.ZipInfo | None = None
     size: int | None = None
     most_lines: int | None = None
+    listed: tuple[InputFiles, int] | None = None
 
     def open(self) -> IO[bytes]:
         """Open the file at its start; the caller closes it."""
-        stream = open_input(self.file)
+        stream = open_input(self.file) if self.listed is None else self.listed[0].open(self.listed[1])
         if self.member is None:
             return stream
         try:
@@ -149,11 +151,12 @@ def open_line_files(files: Sequence[InputFile], limits: Limits = DEFAULT_LIMITS)
         DataNotFound: A zip file holds no JSON.
     """
     found: list[LineFile] = []
-    for file in files:
+    inputs = InputFiles(files)
+    for number, file in enumerate(files):
         if file.uri.lower().endswith(".zip"):
             found.extend(_members(file, limits))
         else:
-            found.append(LineFile(file.uri, file, None, file.size))
+            found.append(LineFile(file.uri, file, None, file.size, listed=(inputs, number)))
     _warn_of_twins(found)
     return found
 

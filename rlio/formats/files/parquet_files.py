@@ -26,7 +26,7 @@ from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
 from rlio.limits import Limits
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
 
 __all__ = ["ParquetFiles"]
@@ -38,6 +38,8 @@ T = TypeVar("T")
 _BATCH_BYTES = 64 << 20
 _BATCH_ROWS = 8192
 _OPEN_FILES = 4
+# Bytes in which the footers of most files end: another request reads the rest of a longer one.
+_FOOTER_BYTES = 64 << 10
 
 
 @dataclass
@@ -74,7 +76,7 @@ class ParquetFiles:
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         self.files: Sequence[InputFile] = files
-        self._limits = limits
+        self._inputs, self._limits = InputFiles(files, tail=_FOOTER_BYTES), limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
@@ -88,7 +90,7 @@ class ParquetFiles:
         """The open file."""
         if (found := self._open.get(number)) is not None:
             return found
-        opened = open_parquet(open_input(self.files[number]), limits=self._limits)
+        opened = open_parquet(self._inputs.open(number), limits=self._limits)
         if number not in self._claimed:  # A row group of a few bytes may claim any number of rows.
             self._claimed.add(number)
             try:
@@ -188,3 +190,4 @@ class ParquetFiles:
         """Close all files."""
         self._held, self._scan = (None, None), None
         self._open.close()
+        self._inputs.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.limits import Limits
-from rlio.storage import InputFile, open_input
 from rlio.support.extras import needs
 
 __all__ = ["BYTES", "FLOATS", "INTS", "Example", "RecordFile", "Values", "floats_of", "ints_of"]
@@ -35,16 +34,16 @@ class RecordFile:
     """The records of an open TFRecord file.
 
     Args:
-        file: The file, which stays open until `close`.
+        stream: The file, open; closed by `close`.
         limits: A record may have `Limits.group_bytes`, because it is read as a whole.
     """
 
-    def __init__(self, file: InputFile, limits: Limits) -> None:
+    def __init__(self, stream: IO[bytes], limits: Limits) -> None:
         with needs("google-crc32c", "rlds"):
             library = import_module("google_crc32c")
         self._crc: Callable[[bytes], int] = library.value
         self._extend: Callable[[int, bytes], int] = library.extend
-        self._stream, self._limits = open_input(file), limits
+        self._stream, self._limits = stream, limits
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Where each record begins, and its bytes. Only the lengths are read and checked.

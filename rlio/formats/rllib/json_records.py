@@ -246,6 +246,9 @@ class JsonRecords:
     def close(self) -> None:
         """Close the files."""
         self._streams.close()
+        for file in self.files:
+            if file.listed is not None:
+                file.listed[0].close()
         if self._lines is not None:
             self._lines.close()
             self._lines = None

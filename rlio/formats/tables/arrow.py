@@ -22,7 +22,7 @@ from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
 
 FORMAT = Format(
@@ -69,7 +69,7 @@ class ArrowTable(Pieces):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
-        self._limits = limits
+        self._inputs, self._limits = InputFiles(place.files), limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
@@ -87,7 +87,7 @@ class ArrowTable(Pieces):
     def _index(self, number: int) -> None:
         batches, rows = [], []
         schema: tuple[Any, dict[str, Extension]] | None = None
-        with open_input(self.files[number]) as stream:
+        with self._inputs.open(number) as stream:
             size, starts = stream.seek(0, os.SEEK_END), None
             stream.seek(0)
             if stream.read(len(_MAGIC)) == _MAGIC:
@@ -123,7 +123,7 @@ class ArrowTable(Pieces):
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
         import pyarrow as pa
 
-        stream = self._open.get(file) or self._open.add(file, open_input(self.files[file]))
+        stream = self._open.get(file) or self._open.add(file, self._inputs.open(file))
         place = self._batches[file][piece]
         allowance = self.allowance.piece()
         allowance.spend(place.body)
@@ -161,6 +161,7 @@ class ArrowTable(Pieces):
         """Close all files."""
         super().close()
         self._open.close()
+        self._inputs.close()
 
 
 def open_plain_arrow(file: InputFile, *, limits: Limits) -> ArrowTable:

@@ -37,7 +37,7 @@ from rlio.formats.tables.paths import flags_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import Mapping
-from rlio.storage.filesystem import Storage, open_input
+from rlio.storage import InputFiles, Storage
 from rlio.storage.zip_files import check_member, open_archive
 
 FORMAT = Format(
@@ -92,7 +92,7 @@ class NpzTable(Table):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
-        self._limits = limits
+        self._inputs, self._limits = InputFiles(place.files), limits
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
         self._first: dict[str, NDArray[Any]] = {}
         #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
@@ -130,7 +130,10 @@ class NpzTable(Table):
     def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
         def opened() -> T:
             file = self.files[number]
-            with open_input(file) as stream, open_archive(stream, self._limits, uri=file.uri) as archive:
+            with (
+                self._inputs.open(number) as stream,
+                open_archive(stream, self._limits, uri=file.uri) as archive,
+            ):
                 if len(archive.infolist()) > self._limits.columns:
                     raise UnsafeData(f"more than {self._limits.columns} arrays")
                 return action(archive)
@@ -217,8 +220,9 @@ class NpzTable(Table):
         return self._arrays(file, [name])[name] if name in self._counts[file] else super().array(file, name)
 
     def close(self) -> None:
-        """Forget the file that was decoded last."""
+        """Forget the file that was decoded last, and those that were fetched."""
         self._kept, self._first = (-1, {}), {}
+        self._inputs.close()
 
 
 def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:

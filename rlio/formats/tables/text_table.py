@@ -20,7 +20,7 @@ from rlio.formats.files.inputs import guarded
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles, open_input
 from rlio.storage.open_files import OpenFiles
 
 __all__ = ["TextTable"]
@@ -71,7 +71,7 @@ class TextTable(Pieces):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
-        self.limits = limits
+        self._inputs, self.limits = InputFiles(place.files), limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         #: Of each file: where each block begins, and its bytes.
         self._blocks: list[list[tuple[int, int]]] = []
@@ -153,13 +153,14 @@ class TextTable(Pieces):
 
     def _opened(self, file: int) -> IO[bytes]:
         """The text of a file, from its beginning; the caller closes it."""
-        stream = open_input(self.files[file])
+        stream = self._inputs.open(file)
         return cast("IO[bytes]", _Inflated(stream)) if self._is_packed(file) else stream
 
     def close(self) -> None:
         """Close all files."""
         super().close()
         self._open.close()
+        self._inputs.close()
 
 
 def _check_finite(table: Any, text: bytes) -> None:
