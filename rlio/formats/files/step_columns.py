@@ -26,7 +26,7 @@ _HINTS: Final = (
     (Columns.OBS, ("obs", "state", "pixels", "image")),
     (Columns.ACTIONS, ("act", "acs")),
     (Columns.REWARDS, ("rew",)),
-    (Columns.EPS_ID, ("episode", "traj", "eps", "ep_")),
+    (Columns.EPS_ID, ("episode", "traj", "eps", "ep_", "mdp")),
     (Columns.TERMINATEDS, ("terminal", "terminated", "done", "end")),
 )
 #: Names that say where episodes end otherwise than by an id or a flag of last rows, and how they are passed.
@@ -36,7 +36,7 @@ _OTHER_ENDS: Final = (
     (re.compile(r"(^|_)(ends|indices|splits|split_points)$"), "ends={!r}"),
     (re.compile(r"^(masks?|not_dones?|non_?terminals?|discounts?|continues?)$"), "terminated='not {}'"),
 )
-_RETURN: Final = re.compile(r"(^|_)(returns?|rets?)$")
+_RETURN: Final = re.compile(r"(^|_)(returns?|rets?|values?)$")
 
 
 def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str:
@@ -49,6 +49,8 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
         "mapping=rlio.Mapping(columns={'obs': 'x_obs', 'actions': 'act', 'rewards': 'rew'}, episode='traj')"
         >>> suggested_mapping(["obs", "acs", "rews", "ep_rets", "is_first"])
         "mapping=rlio.Mapping(columns={'obs': 'obs', 'actions': 'acs', 'rewards': 'rews'}, starts='is_first')"
+        >>> suggested_mapping(["obs", "acts", "rews", "indices", "terminal", "ep_value"]).partition("}, ")[2]
+        "ends='indices', terminated='terminal')"
     """
     other = [(name, way) for pattern, way in _OTHER_ENDS for name in names if pattern.search(name.lower())]
     taken = {name for name, _ in other}
@@ -74,8 +76,9 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
     elif found[Columns.EPS_ID] != "..." or (end == "..." and not other):
         ends = f"episode={found[Columns.EPS_ID]}"
     else:
-        is_flag = end != "..." and (not other or "not" in other[0][1])
-        ends = f"terminated={end}" if is_flag else _other_end(*other[0])
+        flag = "" if end == "..." else f"terminated={end}"
+        only_flag = flag and (not other or "not" in other[0][1])
+        ends = flag if only_flag else ", ".join(filter(None, (_other_end(*other[0]), flag)))
     return f"mapping=rlio.Mapping(columns={{{columns}}}, {ends})"
 
 
