@@ -126,7 +126,7 @@ def _groups(folder: Path) -> None:
 
 
 def _d4rl(folder: Path) -> None:
-    """As D4RL writes it. What rlio writes has 0.5 MB of room for more rows, which most mutations would hit."""
+    """As D4RL writes it. What rlio writes has 0.5 MB of room for further rows, which most mutations hit."""
     with h5py.File(folder / "a.hdf5", "w") as file:
         for name, column in d4rl_arrays(_steps()).items():
             file[name] = column

@@ -34,7 +34,8 @@ def outcomes(name: str, first: int, stop: int) -> list[dict[str, Any]]:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     said = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
     seeds = [one["seed"] for one in said if "seed" in one]
-    assert run.returncode == 0 and seeds, run.stderr[-3000:]
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert seeds, run.stderr[-3000:]
     assert all("rows" in seed for seed in seeds), seeds
     return [{"trace": run.stderr[-2000:], **one} if "died" in one else one for one in said if "end" in one]
 

@@ -42,7 +42,7 @@ _RETURN: Final = re.compile(r"(^|_)(returns?|rets?|values?)$")
 def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str:
     """The mapping that a table with these columns may need, as code for a message; ``...`` where none fits.
 
-    ``ends``: the option that says where an episode ends, if it is no column.
+    ``ends``: the option that says where an episode ends, if it is no column; "": none is needed.
 
     Example:
         >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
@@ -69,7 +69,8 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
         if meant:
             left.remove(meant[0])
         found[column] = excerpt(meant[0], 60) if meant else "..."
-    columns = ", ".join(f"{column!r}: {found[column]}" for column in _STEP_COLUMNS)
+    named = [column for column in _STEP_COLUMNS if column != Columns.REWARDS or found[column] != "..."]
+    columns = ", ".join(f"{column!r}: {found[column]}" for column in named)
     end = found[Columns.TERMINATEDS]
     if ends is not None:
         pass
@@ -79,7 +80,7 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
         flag = "" if end == "..." else f"terminated={end}"
         only_flag = flag and (not other or "not" in other[0][1])
         ends = flag if only_flag else ", ".join(filter(None, (_other_end(*other[0]), flag)))
-    return f"mapping=rlio.Mapping(columns={{{columns}}}, {ends})"
+    return f"mapping=rlio.Mapping(columns={{{columns}}}{', ' if ends else ''}{ends})"
 
 
 def _other_end(name: str, way: str) -> str:
