@@ -16,7 +16,8 @@ from rlio.read_options import ReadOptions
 from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import StorePass
 from rlio.replay.store import ReplayStore
-from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 from rlio.source.damage import Damage
 from rlio.source.selection import common_columns, counting_of, own_size
 from rlio.source.source import Source

@@ -11,7 +11,8 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import Path, path_text
 from rlio.errors import SchemaConflict, excerpt
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.schema import Schema, is_named
+from rlio.schemas.leaves import is_named
+from rlio.schemas.schema import Schema
 
 __all__ = ["check_agreement"]
 

@@ -43,7 +43,7 @@ from rlio.errors import CorruptData, MissingColumn, SchemaError
 from rlio.schemas.arrow import to_arrow as column_to_arrow
 from rlio.schemas.column import ColumnSpec
 from rlio.schemas.json_values import dump_value
-from rlio.schemas.schema import Leaf, leaf_name
+from rlio.schemas.leaves import Leaf, leaf_name
 from rlio.schemas.structure import Structure
 
 __all__ = ["POLICY_ID", "WRITER", "Layout", "TableColumn", "arrow_times", "nested_lists", "to_table"]

@@ -15,7 +15,8 @@ from rlio.batch.picture_codecs import decode_batch
 from rlio.errors import CorruptData, SchemaError, raise_at
 from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.frame_pools import Frames
-from rlio.schemas.schema import PolicySchema, is_named, rebuild
+from rlio.schemas.leaves import is_named, rebuild
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.shard_file import DecodedGroup
 
 __all__ = ["pictures_decoded", "to_batch", "to_folded"]

@@ -14,17 +14,9 @@ from rlio.batch.infos import REST
 from rlio.errors import SchemaConflict
 from rlio.schemas.column import ColumnSpec, object_rows
 from rlio.schemas.info_columns import InfoForm
-from rlio.schemas.schema import (
-    Leaf,
-    PolicySchema,
-    Schema,
-    column_of_name,
-    info_leaves,
-    is_in,
-    is_named,
-    leaf_name,
-    rebuild,
-)
+from rlio.schemas.leaves import Leaf, column_of_name, info_leaves, is_in, is_named, leaf_name, rebuild
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 
 __all__ = ["Filling", "blank_rows", "joint_columns", "joint_infos"]
 

@@ -46,8 +46,10 @@ from rlio.batch.multi_agent import MAX_ENV_STEPS
 from rlio.errors import CorruptData, RlioError, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.json_columns import MAX_TEXT_BYTES, check_containers, dump_column, load_column, parse_json
+from rlio.schemas.leaves import Leaf, is_named, rebuild
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.row_groups import ATTRIBUTES, attributes_of, times_of, unpadded
-from rlio.schemas.schema import Leaf, PolicySchema, Schema, is_named, rebuild
+from rlio.schemas.schema import Schema
 
 __all__ = [
     "MAX_LINE_BYTES",

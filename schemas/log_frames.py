@@ -30,8 +30,10 @@ from rlio.errors import CorruptData, RlioError
 from rlio.schemas.arrow import arrow_type, from_arrow, to_arrow
 from rlio.schemas.column import ColumnSpec, FrameStack
 from rlio.schemas.frame_pools import Frames, StackPool
+from rlio.schemas.leaves import Leaf
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.row_groups import Piece, pooled
-from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.schema import Schema
 from rlio.schemas.streams import Times
 
 __all__ = ["LogFrames"]

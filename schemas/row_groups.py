@@ -25,7 +25,8 @@ from rlio.schemas.arrow import to_arrow
 from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
 from rlio.schemas.observations import as_unsigned, successors
-from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 from rlio.schemas.streams import TABLE_COLUMNS, StreamTable, Times
 from rlio.schemas.text_columns import check_texts
 from rlio.support.clock import utc_ms

@@ -1,7 +1,6 @@
 """The schema of a writer's rows: the columns of each policy, and the physical names that store them.
 
-A logical column ("obs") may be nested; its leaves are stored. A leaf's name is the column and the path joined
-by ``/`` (escaped as in JSON Pointer). Its physical name is the same, with two exceptions. `STORED_NEXT_OBS`
+A leaf's physical name is its name (see `rlio.schemas.leaves`), with two exceptions. `STORED_NEXT_OBS`
 replaces ``new_obs``. Where policies disagree on a spec, ``@`` and eight hex digits of the spec follow.
 Physical names are private to one schema.
 
@@ -17,429 +16,46 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from rlio.batch import MultiAgentBatch, SampleBatch
-from rlio.batch.arrays import joint_dtype, object_column, to_numpy
-from rlio.batch.columns import DEFAULT_POLICY_ID, Columns, is_per_sequence
-from rlio.batch.encoded_picture import Codec, EncodedPicture, is_encoded
-from rlio.batch.infos import NOTES, REST, info_objects, is_typed, mask_path
-from rlio.batch.nested import Path, leaves, path_text, unflatten
+from rlio.batch.arrays import joint_dtype, to_numpy
+from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
+from rlio.batch.encoded_picture import Codec
+from rlio.batch.infos import REST
+from rlio.batch.nested import Path, leaves
 from rlio.batch.other_names import did_you_mean
-from rlio.batch.picture_codecs import encode_column
-from rlio.batch.ragged import item_type
-from rlio.errors import (
-    CorruptData,
-    MissingColumn,
-    OptionError,
-    SchemaConflict,
-    SchemaError,
-    UnsafeData,
-    excerpt,
-    raise_at,
-)
+from rlio.errors import CorruptData, MissingColumn, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack
-from rlio.schemas.info_columns import InfoForm, ParsedInfos
-from rlio.schemas.json_values import check_text, dump_value, plain_array
+from rlio.schemas.column import ColumnSpec, FrameStack
+from rlio.schemas.info_columns import InfoForm
+from rlio.schemas.leaves import (
+    STORED_NEXT_OBS,
+    Leaf,
+    info_leaves,
+    leaf_name,
+    leaves_of,
+    parsed_infos,
+    structures_of,
+)
 from rlio.schemas.observations import detect_stack
-from rlio.schemas.structure import Structure, structure_of_space
+from rlio.schemas.policy_schema import PolicySchema, advice_for_column
 from rlio.support.forks import cached_property
 
-__all__ = [
-    "FORMAT_VERSION",
-    "STORED_NEXT_OBS",
-    "Leaf",
-    "PolicySchema",
-    "Schema",
-    "advice_for_column",
-    "canonical_json",
-    "column_of_name",
-    "info_leaves",
-    "is_in",
-    "is_named",
-    "leaf_name",
-    "rebuild",
-    "with_validity",
-]
+__all__ = ["FORMAT_VERSION", "Schema", "canonical_json"]
 
 #: Version 0 may change until the first tagged release.
-FORMAT_VERSION = 0
-
-#: The physical column of ``new_obs``. Nearly all its values are null, because they are the ``obs`` of a later
-#: row. Under its own name, other tools would take it for the complete next observations.
-STORED_NEXT_OBS = "_new_obs"
-#: Names of the format's own columns. User columns cannot have these names.
-RESERVED = frozenset({"_next", "_stream", "_batch", STORED_NEXT_OBS})
-#: The writer of each row in merged data: one text per row, and nothing else under this name.
-_WRITER = "_writer"
-# Endings of the columns of older frames, and of Parquet's name for the values of a list.
-_RESERVED_ENDS = ("#older", ".list.element")
+FORMAT_VERSION: Final = 0
 
 # One row group decodes to at most this many bytes, which bounds the memory of readers (DESIGN section 4).
-_GROUP_BYTES = 8 << 20
+_GROUP_BYTES: Final = 8 << 20
 # The last row of a group stores its new_obs itself, so a group of few rows stores many pictures twice.
-_PICTURE_GROUP_BYTES = 32 << 20
-_MAX_GROUP_ROWS = 1 << 16
-_MAX_POLICY_CHARACTERS = 512
-
-
-_READ_WHOLE = (
-    "; columns=['infos/x'] reads the arrays of keys: read 'infos' whole to write them beside infos, or write "
-    "the arrays as a column of another name"
-)
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array of a logical column: its place in the column and its stored name."""
-
-    column: str
-    path: Path
-    physical: str
-    spec: ColumnSpec
-
-    @property
-    def name(self) -> str:
-        """The column and the path, as users see them."""
-        return leaf_name(self.column, self.path)
-
-
-@dataclass(frozen=True)
-class PolicySchema:
-    """Columns of one policy.
-
-    Attributes:
-        leaves: In the order of the columns, and of the leaves in each.
-        spaces: ``{"observation": ..., "action": ...}`` as `rlio.schemas.spaces` writes them, or None.
-    """
-
-    leaves: tuple[Leaf, ...]
-    spaces: Mapping[str, Any] | None = None
-
-    @cached_property
-    def columns(self) -> dict[str, list[Leaf]]:
-        """Logical column -> its leaves."""
-        grouped: dict[str, list[Leaf]] = {}
-        for leaf in self.leaves:
-            grouped.setdefault(leaf.column, []).append(leaf)
-        return grouped
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """What may be named to read a part of the data: each column, and each part of a nested one."""
-        parts = (
-            leaf_name(leaf.column, leaf.path[:n])
-            for leaf in self.leaves
-            if leaf.column != Columns.INFOS or leaf.path[:1] != (NOTES,)
-            for n in range(1, len(leaf.path) + 1)
-        )
-        return frozenset((*self.columns, *parts))
-
-    @cached_property
-    def infos(self) -> InfoForm | None:
-        """The form of ``infos``, if its keys are columns; None: it has objects, or is nested by the user."""
-        return InfoForm.of({leaf.path: leaf.spec for leaf in self.columns.get(Columns.INFOS, ())})
-
-    @cached_property
-    def shown(self) -> PolicySchema:
-        """This schema as users see it: infos whose keys are columns are one column of objects."""
-        if self.infos is None:
-            return self
-        leaf = Leaf(Columns.INFOS, (), Columns.INFOS, ColumnSpec("|O", (), "json"))
-        columns = {**self.columns, Columns.INFOS: [leaf]}
-        return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
-
-    @cached_property
-    def listed(self) -> PolicySchema:
-        """This schema as lists of columns show it: keys of infos, and infos if there is more of them."""
-        form = self.infos
-        if form is None:
-            return self
-        keys = [leaf for leaf in self.columns[Columns.INFOS] if leaf.path in form.keys]
-        if form.has_rest or not keys:
-            keys += self.shown.columns[Columns.INFOS]
-        columns = {**self.columns, Columns.INFOS: keys}
-        return replace(self, leaves=tuple(leaf for leaves in columns.values() for leaf in leaves))
-
-    @property
-    def may_have_more_keys(self) -> bool:
-        """Whether infos may have keys that are no columns."""
-        leaves = self.columns.get(Columns.INFOS, ())
-        return any(leaf.path in ((), REST) and leaf.spec.kind == "json" for leaf in leaves)
-
-    @cached_property
-    def masks(self) -> dict[str, str]:
-        """Physical column of infos -> that of its mask, which is stored as nulls."""
-        found = {leaf.path: leaf.physical for leaf in self.columns.get(Columns.INFOS, ())}
-        form = self.infos
-        return {} if form is None else {found[path]: found[mask_path(path)] for path in form.keys}
-
-    def check_whole_tuples(self, names: Collection[str]) -> None:
-        """Refuse ``names`` that choose some places of a tuple: the others would move up.
-
-        Raises:
-            OptionError: They do.
-        """
-        chosen = {
-            (leaf.column, *leaf.path[:n])
-            for leaf in self.leaves
-            if is_named(leaf, names)
-            for n in range(len(leaf.path) + 1)
-        }
-        for leaf in self.leaves:
-            for n, token in enumerate(leaf.path):
-                before = leaf.column, *leaf.path[:n]
-                if isinstance(token, int) and before in chosen and (*before, token) not in chosen:
-                    whole = leaf_name(leaf.column, leaf.path[:n])
-                    raise OptionError(
-                        f"columns={excerpt(sorted(names))}: {excerpt(whole)} is a tuple, of which only "
-                        f"some parts are named, and the others would move up: name the whole, {whole!r}",
-                        column=leaf.column,
-                    )
-
-    @cached_property
-    def _arrays(self) -> dict[str, tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """Columns that are one array of numbers (nearly all) -> physical name, dtype and row shape."""
-        return {
-            column: (leaf.physical, leaf.spec.numpy, leaf.spec.shape)
-            for column, (leaf, *others) in self.columns.items()
-            if not others and not leaf.path and leaf.spec.kind in ("scalar", "list", "bytes")
-        }
-
-    @cached_property
-    def per_row(self) -> list[Leaf]:
-        """Leaves with one value per row: all except per-sequence and derived ones."""
-        return [
-            leaf
-            for leaf in self.leaves
-            if not is_per_sequence(leaf.column) and leaf.column != Columns.NEXT_OBS_VALID
-        ]
-
-    @cached_property
-    def texts(self) -> list[Leaf]:
-        """Leaves whose rows have no fixed size: texts, objects, lists, encoded pictures."""
-        return [leaf for leaf in self.per_row if leaf.spec.kind in (*TEXTS, "picture")]
-
-    @cached_property
-    def per_sequence(self) -> list[Leaf]:
-        """Leaves with one value per sequence."""
-        return [leaf for leaf in self.leaves if is_per_sequence(leaf.column)]
-
-    @cached_property
-    def linked(self) -> list[tuple[Leaf, Leaf]]:
-        """(obs leaf, new_obs leaf) pairs, if ``new_obs`` can refer to the ``obs`` of a later row; else []."""
-        obs, new_obs = self.columns.get(Columns.OBS, []), self.columns.get(Columns.NEXT_OBS, [])
-        alike = len(obs) == len(new_obs) and all(
-            a.path == b.path
-            and (a.spec.dtype, a.spec.shape, a.spec.codec, a.spec.items, a.spec.structure)
-            == (b.spec.dtype, b.spec.shape, b.spec.codec, b.spec.items, b.spec.structure)
-            for a, b in zip(obs, new_obs, strict=True)
-        )
-        kinds = ("scalar", "list", "bytes", "time", "picture", "ragged", "nested")
-        storable = all(leaf.spec.kind in kinds for leaf in obs)
-        return list(zip(obs, new_obs, strict=True)) if alike and storable and obs else []
-
-    @property
-    def has_sequences(self) -> bool:
-        """Whether rows come in sequences (``seq_lens``)."""
-        return Columns.SEQ_LENS in self.columns
-
-    def single(self, arrays: Mapping[str, NDArray[Any]], column: str) -> NDArray[Any]:
-        """Return the array of a column that is not nested, from arrays by physical name."""
-        return arrays[self.columns[column][0].physical]
-
-    def flatten(self, batch: SampleBatch, *, policy: str, first_row: int = 0) -> dict[str, NDArray[Any]]:
-        """Check ``batch`` and return its arrays by physical name: views, and objects as JSON text.
-
-        Args:
-            batch: Rows of this policy.
-            policy: The policy's id, for messages.
-            first_row: Number of the first row in the batch that was written, for messages.
-
-        Raises:
-            MissingColumn: The batch lacks a column of this schema.
-            SchemaError: A column is new, has another dtype or shape, or holds values that cannot be stored.
-        """
-        arrays: dict[str, NDArray[Any]] = {}
-        names, rows = self.columns, _Rows(policy, first_row)
-        if not batch.keys() and len(batch) == 0:
-            return arrays
-        for column, wanted in names.items():
-            if column == Columns.INFOS and self.infos is not None and column in batch:
-                self._flatten_infos(self.infos, batch, arrays, rows)
-                continue
-            try:
-                value = batch[column]
-            except KeyError:
-                if column == Columns.NEXT_OBS_VALID and Columns.NEXT_OBS in batch:
-                    arrays[column] = np.ones(len(batch), np.bool_)  # An absent column means: all valid.
-                    continue
-                raise MissingColumn(
-                    f"policy {policy!r} was written with column {column!r} before, but this batch has only "
-                    f"{sorted(batch.keys())}: give every batch of one writer the same columns",
-                    column=column,
-                ) from None
-            if column in self._arrays and type(value) is np.ndarray:
-                name, dtype, shape = self._arrays[column]
-                if value.dtype == dtype and value.shape[1:] == shape:
-                    arrays[name] = value
-                    continue
-            missing = _missing_in(batch) if column == Columns.NEXT_OBS else None
-            self._flatten_column(column, value, wanted, arrays, rows, missing)
-        extra = sorted(set(batch.keys()) - set(names)) if len(names) != len(batch.keys()) else []
-        if extra:
-            raise SchemaError(
-                f"column {extra[0]!r} is new: policy {policy!r} was written with {sorted(names)} before; "
-                "give every batch of one writer the same columns, or open another writer",
-                column=extra[0],
-            )
-        return arrays
-
-    def _flatten_infos(
-        self, form: InfoForm, batch: SampleBatch, arrays: dict[str, NDArray[Any]], rows: _Rows
-    ) -> None:
-        """Add the leaves of infos: what is left of a row as JSON text, "" for nothing."""
-        column = batch._raw(Columns.INFOS)
-        if not is_typed(column):
-            column = _info_array(column)
-        made = dict(leaves(form.conformed(column)))
-        if made[REST].dtype == object:
-            if not form.has_rest:
-                raise SchemaConflict(
-                    "found infos with other keys or types than before: expected those of the first batch",
-                    column=Columns.INFOS,
-                )
-            made[REST] = rows.rest_to_json(made[REST], column)
-        for leaf in self.columns[Columns.INFOS]:
-            arrays[leaf.physical] = made[leaf.path]
-
-    def _flatten_column(
-        self,
-        column: str,
-        value: Any,
-        wanted: list[Leaf],
-        arrays: dict[str, NDArray[Any]],
-        rows: _Rows,
-        missing: NDArray[np.bool_] | None,
-    ) -> None:
-        """Add the checked leaves of one column to ``arrays``; ``missing``: rows that have no ``new_obs``."""
-        plain = len(wanted) == 1 and not wanted[0].path and not isinstance(value, dict | tuple)
-        found: dict[Path, Any] = {(): value} if plain else dict(leaves(value))
-        if found.keys() != {leaf.path for leaf in wanted}:
-            raise SchemaConflict(
-                f"column {column!r} nests as {sorted(map(path_text, found))}, but before as "
-                f"{sorted(path_text(leaf.path) for leaf in wanted)}"
-                f"{_READ_WHOLE if column == Columns.INFOS else ''}",
-                column=column,
-            )
-        for leaf in wanted:
-            array = _array(found[leaf.path], leaf.name)
-            if leaf.spec.codec == "png" and (array.dtype, array.shape[1:]) == (
-                leaf.spec.numpy,
-                leaf.spec.shape,
-            ):
-                array = encode_column(array, known=rows.encoded)
-            # The caller may change the arrays in it.
-            if (joined := leaf.spec.joined(array, missing)) is not None:
-                arrays[leaf.physical] = joined
-                continue
-            problem = leaf.spec.mismatch(array)
-            if problem:
-                raise SchemaConflict(f"found {problem}; {_way_out(array, leaf.spec)}", column=leaf.name)
-            if leaf.spec.kind == "text" and array.dtype.kind != "S":
-                rows.check_texts(array, leaf.name)
-            if leaf.spec.kind == "json":
-                array = rows.to_json(array, leaf.name)
-            if leaf.spec.kind == "picture":
-                rows.check_pictures(array, leaf, missing)
-            arrays[leaf.physical] = array
-
-
-def _way_out(values: NDArray[Any], spec: ColumnSpec) -> str:
-    """What to do with values that do not fit a column."""
-    if values.dtype.hasobject and not spec.numpy.hasobject and item_type(values) is not None:
-        return (
-            "the first batch of a writer decides: give it rows of different lengths as an object array "
-            "(rlio.batch.object_column), even if they happen to have one length"
-        )
-    return "cast it before writing"
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of a written batch whose texts and objects are checked; errors name the row.
-
-    Attributes:
-        policy: The policy's id.
-        first: Number of the first row.
-        encoded: Frames that were encoded, by their bytes: ``new_obs`` has those of ``obs`` again.
-    """
-
-    policy: str
-    first: int
-    encoded: dict[bytes, EncodedPicture] = field(default_factory=dict)
-
-    def check_texts(self, values: NDArray[Any], name: str) -> None:
-        """Refuse texts that have no UTF-8 form, because Parquet has no other."""
-        listed = values.tolist()
-        try:
-            check_text("".join(listed), name)
-        except SchemaError:
-            for row, text in enumerate(listed):
-                with self._row(row):
-                    check_text(text, name)
-            raise
-
-    def check_pictures(self, values: NDArray[Any], leaf: Leaf, missing: NDArray[np.bool_] | None) -> None:
-        """Refuse rows without a picture, unless they have no ``new_obs``."""
-        for row, picture in enumerate(values.tolist()):
-            if picture.is_none and (missing is None or not missing[row]):
-                with self._row(row):
-                    raise SchemaError("found no picture, expected the bytes of one", column=leaf.name)
-
-    def to_json(self, values: NDArray[Any], name: str) -> NDArray[Any]:
-        """Return the JSON texts of objects.
-
-        Raises:
-            SchemaError: An object has no stored form; the message names the row and the path in the object.
-        """
-        try:
-            return object_column(map(dump_value, values))
-        except SchemaError:
-            for row, value in enumerate(values):
-                with self._row(row):
-                    dump_value(value, name)
-            raise
-
-    def rest_to_json(self, rest: NDArray[Any], infos: Any) -> NDArray[Any]:
-        """Return the JSON texts of what is left of infos, "" for nothing.
-
-        Raises:
-            SchemaError: As in `to_json`.
-        """
-        try:
-            return object_column("" if value is None else dump_value(value) for value in rest.tolist())
-        except SchemaError:
-            self.to_json(info_objects(infos) if is_typed(infos) else infos, Columns.INFOS)
-            raise
-
-    @contextlib.contextmanager
-    def _row(self, row: int) -> Iterator[None]:
-        """Add the row to an error."""
-        try:
-            yield
-        except SchemaError as error:
-            of = "" if self.policy == DEFAULT_POLICY_ID else f" of policy {excerpt(self.policy)}"
-            message = str(error).removesuffix(f" [column {error.column}]")
-            found = f"row {self.first + row}{of}: {message}"
-            raise SchemaError(found, column=error.column) from error.__cause__
+_PICTURE_GROUP_BYTES: Final = 32 << 20
+_MAX_GROUP_ROWS: Final = 1 << 16
+_MAX_POLICY_CHARACTERS: Final = 512
 
 
 @dataclass(frozen=True)
@@ -520,14 +136,7 @@ class Schema:
             return self  # Nearly every batch.
         parts = batch.policies()
         fresh = {pid: part for pid, part in parts.items() if pid not in self.policies and part.keys()}
-        tells = [
-            pid
-            for pid, part in parts.items()
-            if Columns.NEXT_OBS_VALID in part
-            and pid in self.policies
-            and Columns.NEXT_OBS_VALID not in self.policies[pid].columns
-            and Columns.NEXT_OBS in self.policies[pid].columns
-        ]
+        tells = [pid for pid, part in parts.items() if self._lacks_validity(pid, part)]
         grown = {} if info_keys is None else self._grown_infos(parts, takes_keys=info_keys)
         if not fresh and not tells and not grown:
             return self
@@ -536,38 +145,44 @@ class Schema:
             found[pid] = _with_infos(found[pid], form)
         for pid in tells:
             valid = SampleBatch({Columns.NEXT_OBS_VALID: parts[pid][Columns.NEXT_OBS_VALID]})
-            found[pid] += _leaves_of(valid)
-        # Split stacks only if every row has the column, because several policies may share one.
-        found |= {
-            pid: leaves if self.multi_agent else _with_stacks(leaves, part)
-            for pid, part in fresh.items()
-            for expected in [_structures_of((spaces or {}).get(pid))]
-            for leaves in [
-                _leaves_of(
-                    part,
-                    pictures=pictures,
-                    is_written=is_written,
-                    has_info_keys=info_keys is not None,
-                    expected=expected,
-                )
-            ]
-        }
-        _check_named(pictures, (leaf for leaves in found.values() for leaf in leaves))
-        named = _with_physical_names(found)
-        policies = {
-            pid: PolicySchema(
-                named[pid],
-                self.policies[pid].spaces if pid in self.policies else (spaces or {}).get(pid),
+            found[pid] += leaves_of(valid)
+        for pid, part in fresh.items():
+            new = leaves_of(
+                part,
+                pictures=pictures,
+                is_written=is_written,
+                has_info_keys=info_keys is not None,
+                expected=structures_of((spaces or {}).get(pid)),
             )
-            for pid in sorted(named)
-        }
-        made = replace(self, policies=policies)
-        size = _PICTURE_GROUP_BYTES if made.has_pictures else _GROUP_BYTES
-        made = replace(made, group_rows=_rows_of(size, made.folded_row_bytes))
+            # Split stacks only if every row has the column, because several policies may share one.
+            found[pid] = new if self.multi_agent else _with_stacks(new, part)
+        _check_named(pictures, (leaf for leaves in found.values() for leaf in leaves))
+        made = self._with_leaves(found, spaces or {})
         if is_written:
             made._check_limits()
         made._check_storable()
         return made
+
+    def _lacks_validity(self, pid: str, part: SampleBatch) -> bool:
+        """Whether a known policy has ``new_obs``, and a batch is the first to say which rows lack it."""
+        known = self.policies[pid].columns if pid in self.policies else {}
+        return (
+            Columns.NEXT_OBS_VALID in part
+            and Columns.NEXT_OBS in known
+            and Columns.NEXT_OBS_VALID not in known
+        )
+
+    def _with_leaves(
+        self, found: Mapping[str, tuple[Leaf, ...]], spaces: Mapping[str, Mapping[str, Any]]
+    ) -> Schema:
+        """Return this schema with other leaves, their physical names, and row groups of a fitting size."""
+        policies = {
+            pid: PolicySchema(leaves, self.policies[pid].spaces if pid in self.policies else spaces.get(pid))
+            for pid, leaves in sorted(_with_physical_names(found).items())
+        }
+        made = replace(self, policies=policies)
+        size = _PICTURE_GROUP_BYTES if made.has_pictures else _GROUP_BYTES
+        return replace(made, group_rows=_rows_of(size, made.folded_row_bytes))
 
     def _grown_infos(self, parts: Mapping[str, SampleBatch], *, takes_keys: bool) -> dict[str, InfoForm]:
         """Policy id -> the form that its infos need, if it differs from the one that they have."""
@@ -575,7 +190,7 @@ class Schema:
         for pid, part in parts.items():
             before = self.policies[pid].infos if pid in self.policies and Columns.INFOS in part else None
             if before is not None:
-                after = before.grown(_parsed_infos(part._raw(Columns.INFOS)), takes_keys=takes_keys)
+                after = before.grown(parsed_infos(part._raw(Columns.INFOS)), takes_keys=takes_keys)
                 if after != before:
                     grown[pid] = after
         return grown
@@ -828,52 +443,9 @@ class Schema:
             ) from error
 
 
-def is_named(leaf: Leaf, names: Collection[str] | None) -> bool:
-    """Whether ``names`` has a leaf: by its column, or by a part of the column (``obs/camera``); None: all."""
-    return is_in(leaf.column, leaf.path, names)
-
-
-def is_in(column: str, path: Path, names: Collection[str] | None) -> bool:
-    """`is_named` for the leaf of a column at a path."""
-    if names is None or column in names:
-        return True
-    if column == Columns.INFOS and path:
-        last = path[-1]
-        if path[0] == NOTES:
-            return False
-        if isinstance(last, str) and last.startswith("_"):  # The mask of a key comes with the key.
-            path = (*path[:-1], last[1:])
-    return any(leaf_name(column, path[:n]) in names for n in range(1, len(path) + 1))
-
-
-def with_validity(policies: Iterable[PolicySchema], names: Collection[str]) -> Collection[str]:
-    """Return the ``names``, plus ``new_obs_valid`` if they have ``new_obs`` and some rows may lack it.
-
-    Without that column, the zeros of a missing final observation would pass for an observation.
-    """
-    tells = Columns.NEXT_OBS_VALID not in names and any(
-        Columns.NEXT_OBS_VALID in policy.columns
-        and any(is_named(leaf, names) for leaf in policy.columns.get(Columns.NEXT_OBS, ()))
-        for policy in policies
-    )
-    return (*names, Columns.NEXT_OBS_VALID) if tells else names
-
-
-def column_of_name(name: str) -> str:
-    """The column of a name such as ``obs/camera``, of a part of a nested column; or of the column itself."""
-    return name.partition("/")[0].replace("~1", "/").replace("~0", "~")
-
-
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys, no spaces and no NaN: equal values have equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def rebuild(found: list[tuple[Path, Any]]) -> Any:
-    """Return a column, rebuilt from its leaves."""
-    if len(found) == 1 and not found[0][0]:
-        return found[0][1]
-    return unflatten([path for path, _ in found], [item for _, item in found])
 
 
 def _check_named(pictures: Mapping[str, Codec] | None, found: Iterable[Leaf]) -> None:
@@ -888,148 +460,11 @@ def _check_named(pictures: Mapping[str, Codec] | None, found: Iterable[Leaf]) ->
             )
 
 
-def _structures_of(spaces: Any) -> dict[str, Structure]:
-    """Return leaf -> the structure that the spaces of a policy give its rows, where they have one."""
-    found: dict[str, Structure] = {}
-
-    def collect(space: Mapping[str, Any], column: str, path: Path) -> None:
-        if space["type"] == "Dict":
-            for key, child in space["spaces"]:
-                collect(child, column, (*path, key))
-        elif space["type"] == "Tuple":
-            for number, child in enumerate(space["spaces"]):
-                collect(child, column, (*path, number))
-        elif (structure := structure_of_space(space)) is not None:
-            found[leaf_name(column, path)] = structure
-
-    for kind, column in (("observation", Columns.OBS), ("action", Columns.ACTIONS)):
-        if isinstance(spaces, Mapping) and isinstance(spaces.get(kind), Mapping):
-            collect(spaces[kind], column, ())
-    return {name: each for name, each in found.items() if each.form not in ("array", "rows", "text")}
-
-
-def _leaves_of(
-    batch: SampleBatch,
-    *,
-    pictures: Mapping[str, Codec] | None = None,
-    is_written: bool = True,
-    has_info_keys: bool = False,
-    expected: Mapping[str, Structure] = MappingProxyType({}),
-) -> tuple[Leaf, ...]:
-    """Return the leaves of a batch, named as if there were no other policy."""
-    found, pictures, missing = [], pictures or {}, _missing_in(batch)
-    for column in batch:
-        if column in RESERVED:
-            raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
-        if column == Columns.INFOS and has_info_keys and _are_objects(infos := batch._raw(column)):
-            _check_no_part_of_infos(batch)
-            found += info_leaves(InfoForm().grown(_parsed_infos(infos)))
-            continue
-        _check_nesting(batch[column], column)
-        for path, item in leaves(batch[column]):
-            name = leaf_name(column, path)
-            if is_written and len(path) > DEFAULT_LIMITS.nesting:
-                raise SchemaError(f"it nests more than {DEFAULT_LIMITS.nesting} deep", column=name)
-            if name.endswith(_RESERVED_ENDS):
-                raise SchemaError(
-                    f"names that end in {_RESERVED_ENDS} are reserved by the format", column=name
-                )
-            as_obs = leaf_name(Columns.OBS, path) if column == Columns.NEXT_OBS else name
-            array = _array(item, name)
-            if (
-                missing is not None
-                and column == Columns.NEXT_OBS
-                and array.dtype == object
-                and not is_encoded(array)
-            ):
-                array = array[~missing]  # Rows that have none may hold anything.
-            codec, structure = pictures.get(as_obs), expected.get(as_obs)
-            spec = ColumnSpec.of(array, column=name, codec=codec, expected=structure)
-            if column == _WRITER and (path or spec.kind != "text" or spec.dtype[1] != "U" or spec.shape):
-                raise SchemaError(f"column {column!r} is reserved by the format; rename yours", column=column)
-            if column == Columns.NEXT_OBS_VALID and (path or spec.dtype != "|b1" or spec.shape):
-                raise SchemaError(
-                    f"found {spec.dtype} of shape {spec.shape} per row, expected one bool per row",
-                    column=name,
-                )
-            found.append(Leaf(column, path, name, spec))
-    return tuple(found)
-
-
-def _are_objects(infos: Any) -> bool:
-    """Whether a column of infos has an object a row, also in the typed form."""
-    return is_typed(infos) or (isinstance(infos, np.ndarray) and infos.dtype == object and infos.ndim == 1)
-
-
-def _info_array(infos: Any) -> NDArray[Any]:
-    """Return infos that are not in the typed form.
-
-    Raises:
-        SchemaConflict: They are no objects.
-    """
-    if not _are_objects(infos):
-        is_nested = isinstance(infos, dict | tuple)
-        found = "nested columns" if is_nested else f"{infos.dtype} {infos.shape}"
-        raise SchemaConflict(
-            f"found {found}, expected an object a row as before{_READ_WHOLE if is_nested else ''}",
-            column=Columns.INFOS,
-        )
-    array: NDArray[Any] = infos
-    return array
-
-
-def _parsed_infos(infos: Any) -> ParsedInfos:
-    return ParsedInfos.of(info_objects(infos) if is_typed(infos) else _info_array(infos))
-
-
-def info_leaves(form: InfoForm) -> list[Leaf]:
-    """Return the leaves of infos in a form, named as if there were no other policy."""
-    return [Leaf(Columns.INFOS, path, leaf_name(Columns.INFOS, path), spec) for path, spec in form.leaves()]
-
-
 def _with_infos(found: tuple[Leaf, ...], form: InfoForm) -> tuple[Leaf, ...]:
     """Return the leaves of a policy with other ones of its infos, in their place."""
     at = next(number for number, leaf in enumerate(found) if leaf.column == Columns.INFOS)
     before, after = found[:at], [leaf for leaf in found[at:] if leaf.column != Columns.INFOS]
     return (*before, *info_leaves(form), *after)
-
-
-def _check_no_part_of_infos(batch: SampleBatch) -> None:
-    """Refuse a column whose name is that of a key of infos."""
-    for name in batch:
-        if name.startswith(f"{Columns.INFOS}/"):
-            raise SchemaError(
-                f"the name is that of the key {name.partition('/')[2]!r} of the column 'infos'; rename yours",
-                column=name,
-            )
-
-
-def _missing_in(batch: SampleBatch) -> NDArray[np.bool_] | None:
-    """Return a mask of the rows that have no ``new_obs``; None: the batch says nothing of it."""
-    if isinstance(batch.get(Columns.NEXT_OBS_VALID), dict | tuple | None):
-        return None  # Or nested, which is refused.
-    found: NDArray[np.bool_] = ~to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
-    return found
-
-
-def _array(item: Any, column: str) -> NDArray[Any]:
-    """Return a leaf as an array."""
-    try:
-        array = to_numpy(item)
-    except (TypeError, RuntimeError) as error:  # NumPy has no form of some tensors, such as bfloat16.
-        raise SchemaError(f"found {item.dtype}: {error}; cast it before writing", column=column) from error
-    return plain_array(array, column)
-
-
-def _check_nesting(value: Any, column: str) -> None:
-    """Refuse empty dicts and tuples: without a leaf, a file could not restore them."""
-    if isinstance(value, dict | tuple):
-        if not value:
-            raise SchemaError(
-                "it holds an empty dict or tuple, which cannot be stored; leave it out", column=column
-            )
-        for part in value.values() if isinstance(value, dict) else value:
-            _check_nesting(part, column)
 
 
 def _rows_of(size: int, row_bytes: int) -> int:
@@ -1053,24 +488,6 @@ def _with_stacks(found: tuple[Leaf, ...], batch: SampleBatch) -> tuple[Leaf, ...
         else leaf
         for leaf in found
     )
-
-
-def advice_for_column(name: str, known: Iterable[str], policies: Iterable[PolicySchema]) -> str:
-    """What to do about a column that no policy has: which may be meant, or where a key of infos may be."""
-    if column_of_name(name) == Columns.INFOS and any(policy.may_have_more_keys for policy in policies):
-        return f"; other keys are in 'infos' alone, to be read whole{did_you_mean(name, known)}"
-    return did_you_mean(name, known)
-
-
-def leaf_name(column: str, path: Path) -> str:
-    """Return the name of a leaf, with JSON Pointer's escapes, because a key may hold a slash.
-
-    What is left of infos beside their keys has the name of the column.
-    """
-    if path == REST and column == Columns.INFOS:
-        return column
-    tokens = [str(token).replace("~", "~0").replace("/", "~1") for token in (column, *path)]
-    return "/".join(tokens)
 
 
 def _stored_name(leaf: Leaf) -> str:

@@ -42,13 +42,14 @@ from rlio.schemas.group_arrays import (
     stack_specs,
 )
 from rlio.schemas.info_columns import absent
+from rlio.schemas.leaves import Leaf, is_named
 from rlio.schemas.nested import nested_leaves
 from rlio.schemas.number_arrays import with_nat
 from rlio.schemas.observations import MISSING, STORED, SplitStack, own_rows, resolve_links, successors
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
 from rlio.schemas.parquet_statistics import Bounds, bounded_columns, read_bounds
-from rlio.schemas.schema import Leaf, Schema, is_named
+from rlio.schemas.schema import Schema
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_nested, check_texts
 from rlio.schemas.zstd_frames import inflate

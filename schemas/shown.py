@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlio.schemas.schema import Leaf
+from rlio.schemas.leaves import Leaf
 from rlio.support.html import Html, table
 
 __all__ = ["leaf_table"]

@@ -21,7 +21,8 @@ import rlio
 from rlio.batch import SampleBatch
 from rlio.errors import MissingColumn, OptionError, SchemaError
 from rlio.query.filters import Ref, RowFilter
-from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 
 # ---- texts ----
 

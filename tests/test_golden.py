@@ -196,7 +196,7 @@ def test_a_column_of_a_user_that_was_called_new_obs_in_private_before_stays_itse
     """Since then it is the physical name of another column, and refused."""
     own = rlio.SampleBatch(obs=[1.0, 2.0], new_obs=[2.0, 3.0], _new_obs=[7.0, 8.0], eps_id=[1, 1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlio.schemas.schema.RESERVED", frozenset())
+        patch.setattr("rlio.schemas.leaves.RESERVED", frozenset())
         _write_as_before(tmp_path, [own], writer_id="w00001-00000000")
     later = rlio.SampleBatch(obs=[5.0], new_obs=[6.0], eps_id=[2])
     _write(tmp_path, [later], writer_id="w00000-00000000")

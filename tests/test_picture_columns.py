@@ -295,7 +295,7 @@ def test_a_row_whose_picture_was_lost_is_damaged(
 ) -> None:
     column = encode_column(frames_of(9))
     column[3] = column[3].none()
-    monkeypatch.setattr("rlio.schemas.schema._Rows.check_pictures", lambda *_: None)
+    monkeypatch.setattr("rlio.schemas.policy_schema._Rows.check_pictures", lambda *_: None)
     with kind(tmp_path) as writer:
         writer.write(batch_of(column))
     with pytest.raises(CorruptData, match="a row has no picture"):

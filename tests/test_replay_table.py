@@ -18,7 +18,8 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import RamArrays
 from rlio.replay.n_step import NStep, windows
 from rlio.replay.table import ROW_VERSION, RowTable
-from rlio.schemas.schema import STORED_NEXT_OBS, Schema
+from rlio.schemas.leaves import STORED_NEXT_OBS
+from rlio.schemas.schema import Schema
 
 
 def steps(

@@ -14,7 +14,8 @@ from stored_batches import numbered
 
 from rlio import MultiAgentBatch, ParquetWriter, SampleBatch
 from rlio.errors import CorruptData, SchemaConflict, SchemaError
-from rlio.schemas.schema import STORED_NEXT_OBS, Schema, canonical_json, rebuild
+from rlio.schemas.leaves import STORED_NEXT_OBS, rebuild
+from rlio.schemas.schema import Schema, canonical_json
 
 
 @given(st.lists(st.text(st.sampled_from("ab/~@.01"), max_size=4), min_size=1, max_size=6, unique=True))

@@ -22,8 +22,9 @@ from rlio.batch import Batch, SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.errors import SchemaError, excerpt
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.row_groups import unpadded
-from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.schema import Schema
 from rlio.schemas.streams import WRITER
 
 __all__ = ["EndedEpisodes", "EpisodeComesAgain", "Seen"]

@@ -49,8 +49,8 @@ from rlio.formats.hold import hold_folder
 from rlio.formats.sink import MARKER, EpisodeSink
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.opening import dataset_on
+from rlio.schemas.leaves import leaf_name
 from rlio.schemas.provenance import Provenance
-from rlio.schemas.schema import leaf_name
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import TMP_DIR, StrPath
 from rlio.support.isolation import Isolation, call_isolated

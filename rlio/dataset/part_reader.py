@@ -27,7 +27,9 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.arrow_tables import WRITER, Layout, TableColumn, to_table
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import Leaf, PolicySchema, Schema, column_of_name
+from rlio.schemas.leaves import Leaf, column_of_name
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 from rlio.source.selection import GroupOptions, common_columns, counting_of, group_options, with_step_columns
 from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source, StoredSegment

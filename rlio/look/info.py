@@ -32,7 +32,8 @@ from rlio.errors import SchemaConflict
 from rlio.look.kept import keep, kept_path, read_kept
 from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.filling import joint_infos
-from rlio.schemas.schema import FORMAT_VERSION, Leaf, Schema
+from rlio.schemas.leaves import Leaf
+from rlio.schemas.schema import FORMAT_VERSION, Schema
 from rlio.schemas.times import TIME_FORMS
 from rlio.support.clock import utc_time
 from rlio.support.html import Html, facts, panel, table

@@ -37,16 +37,9 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.column import TEXTS
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import (
-    Leaf,
-    PolicySchema,
-    advice_for_column,
-    canonical_json,
-    column_of_name,
-    is_in,
-    is_named,
-    leaf_name,
-)
+from rlio.schemas.leaves import Leaf, column_of_name, is_in, is_named, leaf_name
+from rlio.schemas.policy_schema import PolicySchema, advice_for_column
+from rlio.schemas.schema import canonical_json
 from rlio.source.selection import counting_of, group_options, with_step_columns
 from rlio.source.source import Source
 from rlio.source.span_reader import GoneSegments, SpanReader

@@ -24,9 +24,11 @@ from rlio.errors import CorruptData
 from rlio.log.publisher import NewShard
 from rlio.schemas.batches import to_batch
 from rlio.schemas.column import ColumnSpec
+from rlio.schemas.leaves import Leaf
 from rlio.schemas.parquet import Compression
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.row_groups import Piece
-from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.schema import Schema
 from rlio.schemas.shard_file import DecodedGroup, ShardFile
 from rlio.schemas.streams import WRITER, KeptTimes, Times
 from rlio.source.shards import ParquetShard

@@ -30,7 +30,8 @@ from rlio.query.filters import Ref, RowFilter
 from rlio.read_options import ReadOptions
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import PolicySchema, Schema
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 from rlio.schemas.streams import WRITER
 from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of, group_options, with_step_columns

@@ -57,8 +57,9 @@ from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.query.derived_columns import EPISODE_COLUMNS, MC_RETURN, checked_discount
 from rlio.query.splits import Split
 from rlio.schemas.column import ColumnSpec, object_rows
+from rlio.schemas.leaves import rebuild
 from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import PolicySchema, rebuild
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.streams import WRITER
 
 __all__ = ["Ref", "RowFilter", "RowFunction", "advice_for"]

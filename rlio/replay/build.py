@@ -17,7 +17,9 @@ from rlio.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
-from rlio.schemas.schema import Leaf, PolicySchema, Schema
+from rlio.schemas.leaves import Leaf
+from rlio.schemas.policy_schema import PolicySchema
+from rlio.schemas.schema import Schema
 from rlio.schemas.streams import STREAM_COLUMNS
 from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of, group_options, own_size

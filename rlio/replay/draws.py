@@ -30,7 +30,8 @@ from rlio.replay.steps import Steps, ranges
 from rlio.replay.table import Plan, RowTable
 from rlio.schemas.column import TEXTS, ColumnSpec
 from rlio.schemas.filling import blank_rows
-from rlio.schemas.schema import Leaf, PolicySchema, column_of_name, is_named, rebuild, with_validity
+from rlio.schemas.leaves import Leaf, column_of_name, is_named, rebuild
+from rlio.schemas.policy_schema import PolicySchema, with_validity
 from rlio.schemas.streams import WRITER
 from rlio.support.forks import cached_property
 

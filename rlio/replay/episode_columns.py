@@ -22,7 +22,7 @@ from rlio.query.derived_columns import EPISODE_LENGTH, EPISODE_RETURN, MC_RETURN
 from rlio.replay.sequences import chain_rows
 from rlio.replay.table import RowTable
 from rlio.schemas.column import ColumnSpec
-from rlio.schemas.schema import Leaf
+from rlio.schemas.leaves import Leaf
 
 __all__ = ["EpisodeValues", "episode_leaf"]
 

@@ -18,7 +18,7 @@ from rlio.batch.columns import Columns
 from rlio.errors import excerpt
 from rlio.replay.table import Prepared, RowTable
 from rlio.schemas.observations import successors
-from rlio.schemas.schema import PolicySchema
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
 
 __all__ = ["Ingest", "OpenEpisode", "Part"]

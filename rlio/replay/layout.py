@@ -22,7 +22,8 @@ import numpy as np
 
 from rlio.batch.columns import is_per_sequence
 from rlio.schemas.column import TEXTS
-from rlio.schemas.schema import Leaf, PolicySchema, is_named
+from rlio.schemas.leaves import Leaf, is_named
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.support.forks import cached_property
 
 __all__ = ["RowLayout"]

@@ -32,7 +32,9 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.steps import StepLog, bounds_of
 from rlio.replay.table import RowTable
-from rlio.schemas.schema import PolicySchema, Schema, is_named, with_validity
+from rlio.schemas.leaves import is_named
+from rlio.schemas.policy_schema import PolicySchema, with_validity
+from rlio.schemas.schema import Schema
 from rlio.support.states import flag_in
 
 __all__ = ["AddedRows", "StoreRows"]

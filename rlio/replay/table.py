@@ -27,7 +27,7 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
 from rlio.replay.texts import TextHeap, encoded
 from rlio.schemas.column import TEXTS
-from rlio.schemas.schema import Leaf
+from rlio.schemas.leaves import Leaf
 from rlio.support.forks import cached_property
 from rlio.support.states import whole_number
 

@@ -20,7 +20,8 @@ from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.encoded_picture import is_encoded, row_type
 from rlio.batch.nested import Path, leaves, map_structure
 from rlio.errors import CorruptData, RlioError, SchemaError, excerpt, raise_at
-from rlio.schemas.schema import Schema, column_of_name
+from rlio.schemas.leaves import column_of_name
+from rlio.schemas.schema import Schema
 from rlio.source.damage import damage_named
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Uniform

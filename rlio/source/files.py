@@ -18,8 +18,9 @@ from typing import Any, Final
 from rlio.batch import Batch, MultiAgentBatch
 from rlio.schemas.batches import pictures_decoded
 from rlio.schemas.folded import Folded
+from rlio.schemas.leaves import column_of_name
 from rlio.schemas.parquet_statistics import Bounds
-from rlio.schemas.schema import Schema, canonical_json, column_of_name
+from rlio.schemas.schema import Schema, canonical_json
 from rlio.source.selection import named_parts
 from rlio.source.source import FileSource, SegmentKey, StoredSegment
 from rlio.storage import InputFile, open_input

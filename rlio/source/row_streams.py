@@ -12,7 +12,8 @@ from rlio.batch import SampleBatch
 from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import Columns
 from rlio.schemas.column import TEXTS
-from rlio.schemas.schema import Leaf, PolicySchema
+from rlio.schemas.leaves import Leaf
+from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.streams import TABLE_COLUMNS, Streams, StreamTable, Times
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from rlio.read_options import ReadOptions
 from rlio.reader import Unit
 from rlio.schemas.agreement import check_agreement
 from rlio.schemas.filling import Filling
-from rlio.schemas.schema import advice_for_column, column_of_name, is_in, rebuild, with_validity
+from rlio.schemas.leaves import column_of_name, is_in, rebuild
+from rlio.schemas.policy_schema import advice_for_column, with_validity
 from rlio.source.source import Source
 from rlio.support.options import check_choice
 

@@ -20,7 +20,8 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.log.spool import Spool, find_logs, spool_of
-from rlio.schemas.schema import Leaf, Schema, canonical_json
+from rlio.schemas.leaves import Leaf
+from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.shown import leaf_table
 from rlio.schemas.streams import Streams
 from rlio.source.json_shard import schema_lookup

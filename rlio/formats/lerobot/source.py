@@ -41,7 +41,7 @@ from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
-from rlio.schemas.schema import leaf_name
+from rlio.schemas.leaves import leaf_name
 from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
 from rlio.source.videos import VideoStream, video_library
 from rlio.storage import InputFile

@@ -55,7 +55,8 @@ from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_column
 from rlio.formats.rllib.record_source import RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
-from rlio.schemas.schema import RESERVED, Schema
+from rlio.schemas.leaves import RESERVED
+from rlio.schemas.schema import Schema
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
