@@ -40,6 +40,50 @@ def outcomes(name: str, first: int, stop: int) -> list[dict[str, Any]]:
     return [{"trace": run.stderr[-2000:], **one} if "died" in one else one for one in said if "end" in one]
 
 
+FAULTS = """
+import os, random, signal, time
+import fuzzed_formats as fuzzed
+
+NUMBERS = {random.Random(f"csv {number}").random(): number for number in range(7)}
+
+def mutation(seeds, rng):
+    return {"number": str(NUMBERS[rng.random()]).encode()}
+
+def read(folder, name, on_error):
+    number = int((folder / "number").read_text()) if folder.name == "given" else None
+    if number == 0:
+        open("/etc/hostname").close()
+    elif number == 1:
+        bytearray(400 << 20)
+    elif number == 2:
+        raise ValueError("no error of ours")
+    elif number == 3:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    while number == 4:
+        pass
+    if number == 5:
+        time.sleep(600)
+    return "3 rows"
+
+fuzzed.read, fuzzed.mutation, fuzzed.SECONDS, fuzzed.WAITS = read, mutation, 3, 6
+fuzzed.main("csv", 0, 7)
+"""
+
+
+@pytest.mark.further
+def test_each_fault_of_a_mutation_is_reported_and_the_next_ones_are_read() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    said = {one["end"]: one for one in map(json.loads, run.stdout.splitlines()) if "end" in one}
+    died = {number: one["died"] for number, one in said.items() if "died" in one}
+    assert died == {3: -signal.SIGSEGV, 4: -signal.SIGPROF, 5: -signal.SIGALRM}
+    assert said[0]["opened"] == ["open /etc/hostname"]
+    assert said[1]["peak"] > said[6]["peak"] + (300 << 20)
+    assert "ValueError" in said[2]["error"]
+    assert said[6]["found"] == "3 rows"
+    assert not said[6]["opened"]
+
+
 def check_isolated(name: str, number: int, folder: Path) -> None:
     """A native library crashes or hangs on a mutation: in a process of its own that is an error."""
     options = put_mutation(name, number, folder / str(number))
