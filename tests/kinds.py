@@ -35,13 +35,18 @@ def with_final(episode: Rows) -> np.ndarray:
     return found
 
 
-def d4rl_npz(rows: Rows, path: Path) -> None:
-    """NPZ with D4RL's names."""
+def d4rl_arrays(rows: Rows) -> dict[str, Any]:
+    """The rows under D4RL's names."""
     names = {
         "observations": "obs", "next_observations": "new_obs", "actions": "actions", "rewards": "rewards",
         "terminals": "terminateds", "timeouts": "truncateds",
     }  # fmt: skip
-    np.savez(path, **{name: rows[column] for name, column in names.items()})
+    return {name: rows[column] for name, column in names.items()}
+
+
+def d4rl_npz(rows: Rows, path: Path) -> None:
+    """NPZ with D4RL's names."""
+    np.savez(path, **d4rl_arrays(rows))
 
 
 def ogbench(rows: Rows, path: Path, **more: Any) -> None:

@@ -29,21 +29,59 @@ def test_every_format_that_is_read_is_fuzzed() -> None:
 
 
 def outcomes(name: str, first: int, stop: int) -> list[dict[str, Any]]:
-    """What reading each mutation came to; a process that dies is followed by another one."""
-    found: list[dict[str, Any]] = []
-    while first < stop:
-        command = [sys.executable, str(ROOT), name, str(first), str(stop)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        said = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-        seeds = [one["seed"] for one in said if "seed" in one]
-        assert seeds, run.stderr[-3000:]
-        assert all("rows" in seed for seed in seeds), seeds
-        found += [one for one in said if "end" in one]
-        begun = max((one["begin"] for one in said if "begin" in one), default=first)
-        if run.returncode:
-            found.append({"end": begun, "died": run.returncode, "trace": run.stderr[-2000:]})
-        first = begun + 1
-    return found
+    """What reading each mutation came to; "died" is the exit code of a process that a mutation has ended."""
+    command = [sys.executable, str(ROOT), name, str(first), str(stop)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    seeds = [one["seed"] for one in said if "seed" in one]
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert seeds, run.stderr[-3000:]
+    assert all("rows" in seed for seed in seeds), seeds
+    return [{"trace": run.stderr[-2000:], **one} if "died" in one else one for one in said if "end" in one]
+
+
+FAULTS = """
+import os, random, signal, time
+import fuzzed_formats as fuzzed
+
+NUMBERS = {random.Random(f"csv {number}").random(): number for number in range(7)}
+
+def mutation(seeds, rng):
+    return {"number": str(NUMBERS[rng.random()]).encode()}
+
+def read(folder, name, on_error):
+    number = int((folder / "number").read_text()) if folder.name == "given" else None
+    if number == 0:
+        open("/etc/hostname").close()
+    elif number == 1:
+        bytearray(400 << 20)
+    elif number == 2:
+        raise ValueError("no error of ours")
+    elif number == 3:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    while number == 4:
+        pass
+    if number == 5:
+        time.sleep(600)
+    return "3 rows"
+
+fuzzed.read, fuzzed.mutation, fuzzed.SECONDS, fuzzed.WAITS = read, mutation, 3, 6
+fuzzed.main("csv", 0, 7)
+"""
+
+
+@pytest.mark.further
+def test_each_fault_of_a_mutation_is_reported_and_the_next_ones_are_read() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    said = {one["end"]: one for one in map(json.loads, run.stdout.splitlines()) if "end" in one}
+    died = {number: one["died"] for number, one in said.items() if "died" in one}
+    assert died == {3: -signal.SIGSEGV, 4: -signal.SIGPROF, 5: -signal.SIGALRM}
+    assert said[0]["opened"] == ["open /etc/hostname"]
+    assert said[1]["peak"] > said[6]["peak"] + (300 << 20)
+    assert "ValueError" in said[2]["error"]
+    assert said[6]["found"] == "3 rows"
+    assert not said[6]["opened"]
 
 
 def check_isolated(name: str, number: int, folder: Path) -> None:

@@ -633,6 +633,19 @@ def test_zip_files_are_read_where_they_lie_and_never_extracted(shuffle: bool, tm
     assert sorted(path.name for path in tmp_path.parent.rglob("*")) == before
 
 
+def test_a_zip_member_without_a_name_is_damage(tmp_path: Path) -> None:
+    zipped(tmp_path / "a.zip", {"?": b"", "a.json": lines(record(0, 2))}, zipfile.ZIP_STORED)
+    data = (tmp_path / "a.zip").read_bytes()
+    directory = data.rindex(b"?")
+    forged = bytearray(data[:directory] + data[directory + 1 :])
+    forged[directory - 18 : directory - 16] = b"\0\0"  # The length of the name.
+    forged[-10:-6] = (int.from_bytes(data[-10:-6], "little") - 1).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(forged)
+    for read in (JsonReader, rlio.read, rlio.open_dataset):
+        with pytest.raises(CorruptData, match="a member without a name"):
+            read(tmp_path / "a.zip")
+
+
 def test_a_zip_file_beside_what_it_holds_is_warned_of(tmp_path: Path, caplog: Any) -> None:
     data = lines(record(0, 2))
     (tmp_path / "a.json").write_bytes(data)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from further import further
 from sinks import write_episodes
 
 import rlio
@@ -107,6 +108,27 @@ def test_videos_are_skipped_if_asked_and_refused_by_name_without_the_library(
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtra, match=r"images\.top.*videos.*skip"):
         all_rows(GOLDEN / "v3.0-video")
+
+
+@pytest.mark.parametrize(
+    ("place", "key"),
+    [
+        ("info", "is_depth_map"),
+        *further(("info", "video.is_depth_map"), ("video_info", "video.is_depth_map")),
+    ],
+)
+def test_a_video_of_depth_maps_is_refused_and_skipped(place: str, key: str, tmp_path: Path) -> None:
+    """Its codes of distances were decoded as the colours of pictures."""
+    pytest.importorskip("av", reason="PyAV is not installed: pip install 'rlio[video]'")
+    shutil.copytree(GOLDEN / "v3.0-video", tmp_path / "data")
+    path = tmp_path / "data/meta/info.json"
+    info = json.loads(path.read_text())
+    info["features"]["observation.images.top"].setdefault(place, {})[key] = True
+    path.write_text(json.dumps(info))
+    with pytest.raises(UnknownLayout, match=r"images\.top.*depth maps.*'videos': 'skip'"):
+        all_rows(tmp_path / "data")
+    rows = all_rows(tmp_path / "data", format_options={"videos": "skip"})
+    assert set(rows["obs"]) == {"state", "grid"}
 
 
 def change_info(**values: Any) -> Callable[[Path], None]:

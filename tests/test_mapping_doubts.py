@@ -501,3 +501,90 @@ def test_a_column_whose_name_has_a_blank_is_read(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "a.csv", {"obs": ["first x"], "actions": "a"}, episode="id")[
         "obs"
     ].tolist() == [[1]]
+
+
+# ---- flags that the mapping does not name ----
+
+# Two episodes, of three rows and of two: the first one was cut off, the second one terminated.
+UNNAMED = {
+    "x": np.arange(5.0),
+    "a": np.arange(5),
+    "ok": np.array([0, 0, 0, 0, 1], np.bool_),
+    "is_first": np.array([1, 0, 0, 1, 0], np.bool_),
+    "timeouts": np.array([0, 0, 1, 0, 0], np.uint8),
+    "TimeLimit.truncated": np.array([0, 0, 1, 0, 0], np.float32),
+    "done": np.array(["no", "no", "yes", "no", "yes"]),
+    "run": np.array([7, 7, 7, 7, 7]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "fields", "way"),
+    [
+        ("timeouts", 2, {"terminated": "ok"}, "pass truncated='timeouts'"),
+        ("is_first", 3, {"per_file": True}, "pass starts='is_first'"),
+        ("done", 2, {"episode": "run"}, "name the columns in episode="),
+        *further(
+            ("is_first", 3, {"terminated": "ok"}, "pass starts='is_first'"),
+            ("TimeLimit.truncated", 2, {"terminated": "ok"}, "pass truncated='TimeLimit.truncated'"),
+            ("done", 2, {"per_file": True}, "pass terminated='done'"),
+        ),
+    ],
+)
+def test_a_flag_that_is_not_named_and_true_within_an_episode_is_refused_with_the_field_for_it(
+    name: str, row: int, fields: Any, way: str, tmp_path: Path
+) -> None:
+    arrays = {one: UNNAMED[one] for one in ("x", "a", "ok", "run", name)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    for source in (arrays, tmp_path / "a.npz"):
+        text = message_of(source, **fields)
+        assert f"row {row}: {name!r}, which the mapping does not name" in text
+        assert way in text
+        assert f"columns={{..., 'also_{name}': {name!r}}}" in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"starts": "is_first"},
+        {"ends": "cuts"},
+        {"terminated": "ok", "truncated": "timeouts"},
+        {"terminated": "done"},
+        *further({"lengths": "counts"}, {"starts": "is_first", "terminated": "ok"}),
+    ],
+)
+def test_flags_that_are_not_named_and_agree_with_the_episodes_are_read_over(fields: Any) -> None:
+    arrays = {**UNNAMED, "cuts": np.array([3, 5]), "counts": np.array([3, 2])}
+    assert rows_of(arrays, **fields)["eps_id"].tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_flag_with_another_meaning_is_taken_along_as_a_column() -> None:
+    arrays = {name: UNNAMED[name] for name in ("x", "a", "timeouts")}
+    rows = rows_of(arrays, columns={**SHORT, "also_timeouts": "timeouts"}, per_file=True)
+    assert rows["eps_id"].tolist() == [0] * 5
+    assert rows["also_timeouts"].tolist() == [0, 0, 1, 0, 0]
+    # What only has the name of a flag is none.
+    assert len(rows_of({**arrays, "timeouts": np.array([0.5, 30.0, 30.0, 2.0, 1.0])}, per_file=True)) == 5
+
+
+def test_a_chunk_of_a_replay_that_begins_within_an_episode_says_how_chunks_are_joined(tmp_path: Path) -> None:
+    first = np.array([1, 0, 0, 0, 1, 0, 0, 0], np.bool_)
+    arrays = {"x": np.arange(8.0), "a": np.arange(8), "is_first": first}
+    for number, part in enumerate((slice(0, 3), slice(3, 8))):
+        np.savez(tmp_path / f"{number}.npz", **{name: array[part] for name, array in arrays.items()})
+    fields: dict[str, Any] = {"starts": "is_first", "next_obs": "derive"}
+    assert "if it goes on from the file before, pass per_file=False" in message_of(
+        tmp_path, per_file=True, **fields
+    )
+    rows = rows_of(tmp_path, per_file=False, **fields)
+    assert rows["eps_id"].tolist() == [0] * 4 + [1] * 4
+    assert rows["new_obs_valid"].tolist() == [True, True, True, False] * 2
+
+
+def test_episodes_without_rewards_are_refused_with_the_mapping_that_reads_them() -> None:
+    episodes = [{"obs": np.zeros((3, 2)), "actions": np.zeros(3)}]
+    with pytest.raises(UnknownLayout) as caught:
+        rlio.from_episodes(episodes, epochs=1)
+    assert "mapping=rlio.Mapping(columns={'obs': 'obs', 'actions': 'actions'}) (docs" in str(caught.value)
+    given = rlio.Mapping({"obs": "obs", "actions": "actions"})
+    assert len(all_rows(rlio.from_episodes(episodes, mapping=given, epochs=1))) == 3

@@ -579,6 +579,8 @@ class Look:
         return self._first((".npz",), _npz_names)
 
     def _first(self, endings: tuple[str, ...], look: Callable[[IO[bytes]], T]) -> list[T]:
+        if endings in self._seen:  # Each format asks: a list of the names takes longer than the answer.
+            return self._seen[endings]
         names = (n for n in self.files if n.lower().endswith(endings) and n not in self.MARKERS)
         return self._each(endings, [name for _, name in zip(range(1), names, strict=False)], look)
 

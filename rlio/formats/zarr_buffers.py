@@ -189,7 +189,10 @@ class _Arrays:
         found = {} if name is None else read_object(self._root, name, limits=self._limits)
         if name is None or (name == names[1] and found.get("node_type") != "array"):
             return None
-        about = _about_2(found) if name == names[0] else _about_3(found)
+        try:
+            about = _about_2(found) if name == names[0] else _about_3(found)
+        except UnknownLayout as error:
+            raise UnknownLayout(str(error), uri=self._root.uri_of(name)) from error
         if about.dtype.kind not in "biuf":
             raise SchemaError(f"found an array of {about.dtype}, expected numbers", column=path)
         most = self._limits.group_bytes // _PART

@@ -56,8 +56,11 @@ def members_of(archive: zipfile.ZipFile, limits: Limits, *, uri: str) -> list[zi
 
     Raises:
         UnsafeData: They are too many.
+        zipfile.BadZipFile: One has no name, with which zipfile and fsspec raise an `IndexError`.
     """
     found = archive.infolist()
+    if not all(info.filename for info in found):
+        raise zipfile.BadZipFile("a member without a name")
     if len(found) > min(_MAX_MEMBERS, limits.listed_names):
         raise UnsafeData(f"{len(found)} members in one zip file: at most {_MAX_MEMBERS}", uri=uri)
     return found

@@ -185,9 +185,9 @@ def _members(file: InputFile, limits: Limits) -> Iterable[LineFile]:
 
 
 def _is_json(info: zipfile.ZipInfo) -> bool:
-    base = info.filename.rsplit("/", 1)[-1]
+    base = info.filename.rsplit("/", 1)[-1]  # Of a folder: "".
     # File managers add names such as "__MACOSX/._x.json".
-    return not info.is_dir() and base.lower().endswith(_MEMBER_SUFFIXES) and not base.startswith(".")
+    return base.lower().endswith(_MEMBER_SUFFIXES) and not base.startswith(".")
 
 
 def _check_member(info: zipfile.ZipInfo, file: InputFile, limits: Limits) -> str:

@@ -26,7 +26,7 @@ _HINTS: Final = (
     (Columns.OBS, ("obs", "state", "pixels", "image")),
     (Columns.ACTIONS, ("act", "acs")),
     (Columns.REWARDS, ("rew",)),
-    (Columns.EPS_ID, ("episode", "traj", "eps", "ep_")),
+    (Columns.EPS_ID, ("episode", "traj", "eps", "ep_", "mdp")),
     (Columns.TERMINATEDS, ("terminal", "terminated", "done", "end")),
 )
 #: Names that say where episodes end otherwise than by an id or a flag of last rows, and how they are passed.
@@ -36,19 +36,21 @@ _OTHER_ENDS: Final = (
     (re.compile(r"(^|_)(ends|indices|splits|split_points)$"), "ends={!r}"),
     (re.compile(r"^(masks?|not_dones?|non_?terminals?|discounts?|continues?)$"), "terminated='not {}'"),
 )
-_RETURN: Final = re.compile(r"(^|_)(returns?|rets?)$")
+_RETURN: Final = re.compile(r"(^|_)(returns?|rets?|values?)$")
 
 
 def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str:
     """The mapping that a table with these columns may need, as code for a message; ``...`` where none fits.
 
-    ``ends``: the option that says where an episode ends, if it is no column.
+    ``ends``: the option that says where an episode ends, if it is no column; "": none is needed.
 
     Example:
         >>> suggested_mapping(["x_obs", "act", "rew", "traj"])
         "mapping=rlio.Mapping(columns={'obs': 'x_obs', 'actions': 'act', 'rewards': 'rew'}, episode='traj')"
         >>> suggested_mapping(["obs", "acs", "rews", "ep_rets", "is_first"])
         "mapping=rlio.Mapping(columns={'obs': 'obs', 'actions': 'acs', 'rewards': 'rews'}, starts='is_first')"
+        >>> suggested_mapping(["obs", "acts", "rews", "indices", "terminal", "ep_value"]).partition("}, ")[2]
+        "ends='indices', terminated='terminal')"
     """
     other = [(name, way) for pattern, way in _OTHER_ENDS for name in names if pattern.search(name.lower())]
     taken = {name for name, _ in other}
@@ -67,16 +69,18 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
         if meant:
             left.remove(meant[0])
         found[column] = excerpt(meant[0], 60) if meant else "..."
-    columns = ", ".join(f"{column!r}: {found[column]}" for column in _STEP_COLUMNS)
+    named = [column for column in _STEP_COLUMNS if column != Columns.REWARDS or found[column] != "..."]
+    columns = ", ".join(f"{column!r}: {found[column]}" for column in named)
     end = found[Columns.TERMINATEDS]
     if ends is not None:
         pass
     elif found[Columns.EPS_ID] != "..." or (end == "..." and not other):
         ends = f"episode={found[Columns.EPS_ID]}"
     else:
-        is_flag = end != "..." and (not other or "not" in other[0][1])
-        ends = f"terminated={end}" if is_flag else _other_end(*other[0])
-    return f"mapping=rlio.Mapping(columns={{{columns}}}, {ends})"
+        flag = "" if end == "..." else f"terminated={end}"
+        only_flag = flag and (not other or "not" in other[0][1])
+        ends = flag if only_flag else ", ".join(filter(None, (_other_end(*other[0]), flag)))
+    return f"mapping=rlio.Mapping(columns={{{columns}}}{', ' if ends else ''}{ends})"
 
 
 def _other_end(name: str, way: str) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final, Literal
 
@@ -204,6 +204,12 @@ class LeRobotSource:
             self._videos = []
         if self._videos:
             skip = "format_options={'videos': 'skip'} reads all else"
+            if depth := [name for name in self._videos if _is_depth(self._info["features"][name])]:
+                raise UnknownLayout(
+                    f"the videos {excerpt(depth)} are depth maps, whose codes stand for distances: rlio "
+                    f"decodes pictures alone; {skip}",
+                    uri=self._where,
+                )
             video_library(f"the videos {excerpt(self._videos)} ({skip})")
             self._notes.append(self._about_videos())
 
@@ -578,3 +584,9 @@ def _checked_version(found: object, uri: str) -> str:
             uri=uri,
         )
     return found
+
+
+def _is_depth(feature: Mapping[str, Any]) -> bool:
+    """Whether LeRobot decodes a video into distances; the last two are its earlier spellings."""
+    about = [one if isinstance(one, dict) else {} for one in (feature.get("info"), feature.get("video_info"))]
+    return bool(about[0].get("is_depth_map") or any(one.get("video.is_depth_map") for one in about))

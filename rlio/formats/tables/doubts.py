@@ -1,7 +1,7 @@
 """Signs that a mapping means something else than the table: each would give wrong rows without an error.
 
-A flag that marks the first row of an episode, or all but its last; a step number that begins again within an
-episode; a row that is a whole episode.
+A flag that marks the first row of an episode, or all but its last; one that the mapping does not name, within
+an episode; a step number that begins again within an episode; a row that is a whole episode.
 
 Example:
     >>> check_flagged(np.array([0, 3]), 6, ["episode_starts"])
@@ -21,16 +21,19 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
+from rlio.batch.other_names import OTHER_NAMES
 from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.value_arrays import flags_in
 
 __all__ = [
+    "EDGE_NAMES",
     "ENV_NAMES",
     "NOT",
     "STEP_NAMES",
     "Followed",
     "Restarts",
     "advice_of_flags",
+    "check_edges",
     "check_env",
     "check_first",
     "check_flagged",
@@ -40,6 +43,7 @@ __all__ = [
     "mask_ends",
 ]
 
+_FIELDS: Final = {Columns.TERMINATEDS: "terminated", Columns.TRUNCATEDS: "truncated"}
 #: Names of columns that count the steps of an episode, in lower case.
 STEP_NAMES: Final = frozenset(
     f"{prefix}{name}"
@@ -53,6 +57,13 @@ ENV_NAMES: Final = frozenset(
     for name in ("env", "environment", "worker", "actor")
     for tail in ("", "_id", "_idx", "_index", "_num", "_number", "_rank")
 )
+#: Names of columns that mark the first or the last rows of episodes, in lower case -> the field for them.
+EDGE_NAMES: Final = {
+    **{name: _FIELDS[meant[0]] for meant, names in OTHER_NAMES if meant[0] in _FIELDS for name in names},
+    **dict.fromkeys((Columns.TERMINATEDS, Columns.DONES), "terminated"),
+    **dict.fromkeys((Columns.TRUNCATEDS, "timelimit.truncated", "is_last"), "truncated"),
+    **dict.fromkeys(("is_first", "is_init", "episode_start", "episode_starts"), "starts"),
+}
 #: Most environments whose rows may be interleaved, see `check_followed`.
 _MOST_ENVS: Final = 256
 
@@ -83,6 +94,9 @@ def advice_of_flags(names: Sequence[str], *, is_inverted: bool | None = None) ->
     )
 
 
+_NOT_WHOLE: Final = "if the first episode is not recorded from its beginning, leave out its rows"
+
+
 def _column_of(names: Sequence[str]) -> str | None:
     return names[0].removeprefix(NOT) if names else None
 
@@ -97,7 +111,8 @@ def check_first(is_start: np.bool_, is_forced: np.bool_, row: int, name: str) ->
             f"first row of each episode; if {excerpt(bare)} is {int(name != bare)} in first rows only, pass "
             f"starts={excerpt(other)}; "
             f"if it marks the last row, pass terminated={excerpt(name)} or truncated={excerpt(name)} "
-            "instead of starts=; if the first episode is not recorded from its beginning, leave out its rows",
+            "instead of starts=; "
+            + ("if it goes on from the file before, pass per_file=False" if row else _NOT_WHOLE),
             column=bare,
         )
 
@@ -316,6 +331,28 @@ def check_env(name: str, values: NDArray[Any], before: Any, is_first: NDArray[np
         raise SchemaError(
             f"row {row + at}: {excerpt(name)} changes within an episode: rows of several environments seem "
             f"to be interleaved, expected those of an episode together; {_WAY_OF_ENVS}",
+            column=name,
+        )
+
+
+def check_edges(name: str, flagged: NDArray[np.bool_], may_be: NDArray[np.bool_], row: int, way: str) -> None:
+    """Refuse a flag of first or last rows that the mapping does not name, and that is true within an episode.
+
+    Args:
+        name: The column, one of `EDGE_NAMES`.
+        flagged: Where it is true, in some rows.
+        may_be: Which of the rows begin an episode, or end one.
+        row: Number of the first of these rows.
+        way: Which field to pass, for the message.
+    """
+    if (wrong := flagged & ~may_be).any():
+        edge = "first" if EDGE_NAMES[name.lower()] == "starts" else "last"
+        shown = excerpt(name)
+        raise SchemaError(
+            f"row {row + int(wrong.argmax())}: {shown}, which the mapping does not name, is true within an "
+            f"episode: expected it in {edge} rows only; if it marks the {edge} row of each episode, {way}; "
+            "if it means something else, read it as a further column: "
+            f"columns={{..., {excerpt('also_' + name)}: {shown}}}",
             column=name,
         )
 

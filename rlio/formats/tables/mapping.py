@@ -40,14 +40,16 @@ from rlio.errors import (
     UnknownLayout,
     excerpt,
 )
-from rlio.formats.files.value_arrays import one_a_row
+from rlio.formats.files.value_arrays import flags_in, one_a_row
 from rlio.formats.sink import Origin
 from rlio.formats.tables.described import describe, described_lists
 from rlio.formats.tables.doubts import (
+    EDGE_NAMES,
     ENV_NAMES,
     STEP_NAMES,
     Followed,
     Restarts,
+    check_edges,
     check_env,
     check_followed,
     check_one_step,
@@ -224,8 +226,31 @@ class MappedSource(MappedEpisodes):
             for name in self._table.names:
                 if name.lower() in ENV_NAMES and (name,) not in self._ids:
                     self._check_env(name)
+            if self._map.lengths is None and self._map.ends is None and self._table.lengths is None:
+                for name in self._table.names:
+                    if name.lower() in EDGE_NAMES and (name,) not in self._paths():
+                        self._check_edges(name)
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
+
+    def _check_edges(self, name: str) -> None:
+        """Refuse a flag of first or last rows that is not named, and would cut an episode."""
+        mapping, field = self._map, EDGE_NAMES[name.lower()]
+        edges = np.array(self._starts, np.int64)
+        if field != "starts":  # A final row may have the flag, or the row before it.
+            edges = np.concatenate([edges - 1 - before for before in range(1 + mapping.final_row)])
+            field = "truncated" if mapping.terminated else field
+        way = (
+            "name the columns in episode= that tell the episodes of one id apart"
+            if self._ids
+            else f"pass {field}={excerpt(name)}"
+        )
+        for start, stop in stretches(self._file_starts):
+            try:
+                flagged = flags_in(name, self._read(start, stop, [(name,)], fills=mapping.final_row)[name,])
+            except RlioError:
+                return  # A column that nobody asked for may be anything.
+            check_edges(name, flagged, np.isin(np.arange(start, stop), edges), start, way)
 
     def _check_env(self, name: str) -> None:
         before, starts = None, np.array(self._starts, np.int64)

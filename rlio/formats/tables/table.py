@@ -140,7 +140,8 @@ class Table:
 
     def suggested(self) -> str:
         """The mapping that the table may need, as code for a message."""
-        return f"{suggested_mapping(list(self.names))} (docs/mapping.md)"
+        ends = None if self.lengths is None else ""
+        return f"{suggested_mapping(list(self.names), ends=ends)} (docs/mapping.md)"
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """Read rows of some columns of a file.
