@@ -190,7 +190,7 @@ class Orders:
         """The units of a part of an epoch, in batches."""
         source = self._lane(part) if part.lanes > 1 else self._alone()
         if part.step > 1 and source.unit == "steps" and not source.by_row:
-            # Steps of several agents are numbered anew in a batch, so each is read by itself.
+            # A batch numbers the steps of several agents from 0, so each step is read alone.
             for place in range(part.start, part.stop, part.step):
                 yield from self.units(part._replace(start=place, stop=place + 1, step=1))
             return

@@ -60,7 +60,7 @@ SHARDS = 24
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores that fail have URLs, and nobody waits between two attempts."""
+    """Stores that fail have URLs, and there is no delay between two attempts."""
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     monkeypatch.setattr(Retry, "wait", lambda self, attempt, path: None)
 

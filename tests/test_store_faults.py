@@ -33,7 +33,7 @@ FAILURES: tuple[Fault, ...] = ("before", "after", "torn", "slow", "stale", "unor
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stores that fail have URLs, and nobody waits between two attempts."""
+    """Stores that fail have URLs, and there is no delay between two attempts."""
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     fsspec.register_implementation("faulty-renaming", FaultyRenamingFileSystem, clobber=True)
     monkeypatch.setattr(Retry, "wait", lambda self, attempt, path: None)

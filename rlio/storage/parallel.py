@@ -74,7 +74,7 @@ class _Pool:
         self._threads = self._idle = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run a job. If no thread can be started, whoever needs the result runs it: see `_result`."""
+        """Run a job. If no thread can be started, the call that needs the result runs it: see `_result`."""
         future: Future[T] = Future()
         with self._changed:
             self._jobs.append((future, work))
