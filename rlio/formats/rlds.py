@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,20 @@ _TEXT_BYTES = 64
 
 _Path = tuple[str, ...]
 _Bounds = dict[_Path, NDArray[np.int64] | None]
+
+
+class _Opened(NamedTuple):
+    """An episode that is read in parts: what the first part decoded for all.
+
+    Attributes:
+        example: Its features.
+        bounds: Feature -> where its rows lie; see `Example.bounds`.
+        ends: The flags of all steps; see `RldsSource._ends`.
+    """
+
+    example: Example
+    bounds: _Bounds
+    ends: dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -166,7 +180,7 @@ class RldsSource:
         self._some_end = False
         #: Episodes of which parts were read, and the last one: its features, and the bounds of its steps.
         self._checked: set[int] = set()
-        self._held: tuple[int, Example, _Bounds] | None = None
+        self._held: tuple[int, _Opened] | None = None
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         try:
             for number, (_, _, records) in enumerate(counts):
@@ -354,14 +368,14 @@ class RldsSource:
 
         def rows() -> SampleBatch:
             example = Example.of(self._file(number).read(start, size), self._limits)
-            return self._rows(episode, example, {}, range(self.lengths[episode]), columns)
+            return self._rows(episode, _Opened(example, {}, {}), range(self.lengths[episode]), columns)
 
         return self._guarded(episode, rows)
 
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
         return self._guarded(
-            episode, lambda: self._rows(episode, *self._found(episode), range(start, stop), columns)
+            episode, lambda: self._rows(episode, self._found(episode), range(start, stop), columns)
         )
 
     def _guarded(self, episode: int, action: Callable[[], SampleBatch]) -> SampleBatch:
@@ -369,21 +383,23 @@ class RldsSource:
         self._piece = self._allowance.piece()
         return guarded(file, episode, action, format="RLDS")
 
-    def _found(self, episode: int) -> tuple[Example, _Bounds]:
-        """The features of an episode, whose values stay in the file, and what is known of their places."""
+    def _found(self, episode: int) -> _Opened:
+        """The features of an episode, whose values stay in the file."""
         if self._held is None or self._held[0] != episode:
             number, start, size = self._places[episode]
             file = self._file(number)
             if episode not in self._checked:
                 file.check(start, size)
                 self._checked.add(episode)
-            self._held = episode, file.glance(start, size), {}
-        return self._held[1:]
+            self._held = episode, _Opened(file.glance(start, size), {}, {})
+        return self._held[1]
 
     def _rows(
-        self, episode: int, example: Example, bounds: _Bounds, part: range, columns: frozenset[str] | None
+        self, episode: int, opened: _Opened, part: range, columns: frozenset[str] | None
     ) -> SampleBatch:
-        ends = self._ends(example)
+        example, bounds, ends = opened
+        if not ends:
+            ends.update(self._ends(example))
         total, is_over, is_terminal = len(ends[_LAST]), bool(ends[_LAST][-1]), bool(ends[_TERMINAL][-1])
         has_final = is_over and not self._ends_in_action
         steps = total - has_final
