@@ -124,7 +124,11 @@ class SourceReader(InputReader):
         """Begin to read a source."""
         if normalise is not None:
             self._normaliser = Normaliser.of(
-                normalise, source, policy=asked.draw.policy, columns=asked.options.columns
+                normalise,
+                source,
+                policy=asked.draw.policy,
+                columns=asked.options.columns,
+                missing=missing,
             )
         self._pass = open_pass(source, asked.options, draw=asked.draw, cache=cache, missing=missing)
 

@@ -288,6 +288,30 @@ def test_a_missing_column_is_a_wrong_option_only_if_an_option_names_it(tmp_path:
     assert codes == [1, 1, 2, 0]  # Only one writer has a speed.
 
 
+def test_columns_of_some_writers_are_shown_as_the_option_says(tmp_path: Path) -> None:
+    rows = steps(8)
+    for name in ("w00000-00000000", "w00001-00000000"):
+        with rlio.ParquetWriter(tmp_path / "run", writer_id=name) as writer:
+            writer.write(rows)
+        rows["speed"] = np.full(8, 2.0)
+    run = str(tmp_path / "run")
+    for command in ("head", "stats"):
+        refused = runner.invoke(app, [command, run])
+        assert (refused.exit_code, "missing" in refused.stderr) == (1, True)
+
+    def printed(*arguments: str) -> Any:
+        return json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
+
+    filled = printed("head", run, "-n", "16", "--missing", "fill")["rows"]
+    assert [row["speed"] for row in filled] == [0.0] * 8 + [2.0] * 8
+    assert "speed" not in printed("head", run, "-n", "16", "--missing", "drop")["rows"][0]
+    data = rlio.open_dataset(run)
+    for missing in ("fill", "drop"):
+        found = printed("stats", run, "--missing", missing)
+        assert found == data.stats(missing=missing).to_json()
+        assert ("speed" in json.dumps(found)) == (missing == "fill")
+
+
 def test_damage_exits_with_1_and_warnings_reach_the_json(own: str, tmp_path: Path) -> None:
     uri = str(FORMATS / "rllib/cartpole")
     for command in ("info", "head", "episodes", "stats"):

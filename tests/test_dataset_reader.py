@@ -611,7 +611,7 @@ def test_columns_that_some_writers_lack_are_an_error_dropped_or_filled(uneven: s
     assert filled["name"].tolist() == ["a"] * 4 + [""] * 4
     assert load(uneven, columns=["t"])["t"].tolist() == list(range(8))
     assert load(uneven, missing="fill", columns=["rewards"])["rewards"].tolist() == [1] * 4 + [0] * 4
-    with pytest.raises(OptionError, match="no column is left"):
+    with pytest.raises(OptionError, match="leaves no column"):
         DatasetReader(uneven, missing="drop", columns=["rewards"])
 
 

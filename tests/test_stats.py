@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlio
-from rlio.errors import CorruptData, MissingColumn, OptionError, StateError
+from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict, StateError
 from rlio.look import stats as stats_module
 from rlio.look.stats import QUANTILES, Stats
 
@@ -283,3 +283,25 @@ def test_the_json_of_statistics_is_json_without_nan(tmp_path: Path) -> None:
     assert int(again["rewards"].count) == 0
     with pytest.raises(OptionError):
         stats.normaliser(columns=["rewards"])
+
+
+def test_columns_of_some_writers_count_as_the_option_says(tmp_path: Path) -> None:
+    rows = rlio.SampleBatch(obs=np.arange(8.0), actions=np.zeros(8, np.int64))
+    for name in ("w00000-00000000", "w00001-00000000"):
+        with rlio.ParquetWriter(tmp_path / "run", writer_id=name) as writer:
+            writer.write(rows)
+        rows["speed"] = np.full(8, 4.0)
+    data = rlio.open_dataset(tmp_path / "run")
+    with pytest.raises(SchemaConflict, match="missing='drop' or missing='fill'"):
+        data.stats()
+    filled, dropped = data.stats(missing="fill"), data.stats(missing="drop")
+    assert (filled["speed"].mean, filled["speed"].std, filled.rows) == (2.0, 2.0, 16)
+    assert "speed" not in dropped
+    assert dropped["obs"].mean == filled["obs"].mean == 3.5
+    with pytest.raises(OptionError, match="leaves no column"):
+        data.stats(["speed"], missing="drop")
+    scaled = {"speed": "mean_std"}
+    with rlio.read(data, missing="fill", normalise=scaled, batch_size=16, epochs=1) as reader:
+        assert reader.sample()["speed"].tolist() == [-1.0] * 8 + [1.0] * 8
+    with pytest.raises(OptionError, match="leaves no column"):
+        rlio.read(data, missing="drop", normalise=scaled)

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -37,6 +38,19 @@ _VALUES: Final = 6
 _LINES: Final = 8
 _COLUMNS = Annotated[
     list[str] | None, typer.Option("--column", "-c", help="Column, or part of one (obs/camera); repeatable.")
+]
+
+
+class MissingOption(Enum):
+    """Values of ``--missing``."""
+
+    error = "error"
+    drop = "drop"
+    fill = "fill"
+
+
+_MISSING = Annotated[
+    MissingOption, typer.Option("--missing", help="Columns that only some writers have; fill: with zeros.")
 ]
 
 
@@ -89,6 +103,7 @@ def head(
     data: "Dataset",
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, help="How many rows.")] = 5,
     columns: _COLUMNS = None,
+    missing: _MISSING = MissingOption.error,
     frames: Annotated[
         int | None, typer.Option(min=1, help="Write this many frames of an episode as PNG files instead.")
     ] = None,
@@ -102,7 +117,7 @@ def head(
     if frames is not None and out is not None:
         _write_frames(data, frames, out, columns, number, as_json=as_json)
         return
-    found = list(islice(_rows_of(data, rows, columns), rows))
+    found = list(islice(_rows_of(data, rows, columns, missing), rows))
     if as_json:
         print_json({"rows": [_json(row) for row in found]})
         return
@@ -114,14 +129,16 @@ def head(
     print_table(f"{counted(len(found), 'row')} of {len(data):,}", ["row", *map(_cell, names)], cells)
 
 
-def _rows_of(data: "Dataset", most: int, columns: list[str] | None) -> Iterator[dict[str, Any]]:
+def _rows_of(
+    data: "Dataset", most: int, columns: list[str] | None, missing: MissingOption
+) -> Iterator[dict[str, Any]]:
     """The first rows, as dicts of values and arrays."""
     if not any(schema.multi_agent for schema in data.schemas.values()):
         count = min(most, len(data))
-        yield from data.take(range(count), columns=columns).rows() if count else ()
+        yield from data.take(range(count), columns=columns, missing=missing.value).rows() if count else ()
         return
     # Rows of several agents: those of a joint step follow each other, with the column policy_id.
-    with data.to_arrow_batches(columns=columns) as batches:
+    with data.to_arrow_batches(columns=columns, missing=missing.value) as batches:
         for batch in batches:
             columns_of = [_values_of(column) for column in batch.columns]
             for row in zip(*columns_of, strict=True):
@@ -245,6 +262,7 @@ def _episode_cell(value: Any) -> str:
 def stats(
     data: "Dataset",
     columns: _COLUMNS = None,
+    missing: _MISSING = MissingOption.error,
     policy: Annotated[
         str | None, typer.Option(help="With several policies, the one whose rows count.")
     ] = None,
@@ -252,7 +270,7 @@ def stats(
 ) -> None:
     """Show mean, deviation, range, quantiles and NaN of each column. Reads all rows, once."""
     with progress_of(as_json=as_json, unit=" rows")("stats", len(data)) as advance:
-        found = data.stats(columns, policy=policy, progress=advance)
+        found = data.stats(columns, policy=policy, missing=missing.value, progress=advance)
     if as_json:
         print_json(_json(found.to_json()))
         return

@@ -362,6 +362,9 @@ def _computed(
     )
     columns = with_step_columns(source, list(names))
     options = group_options(source, ReadOptions(columns=columns, on_error=on_error), missing)
+    wanted = [leaf for leaf in wanted if is_named(leaf, options.columns)]  # Without those that are dropped.
+    if not wanted:
+        raise OptionError("missing='drop' leaves no column: the writers have none in common", uri=source.uri)
     gone = GoneSegments(on_error)
 
     def read(source: Source) -> Stats:
@@ -648,6 +651,7 @@ class Normaliser:
         *,
         policy: str | None = None,
         columns: Sequence[str] | None = None,
+        missing: Missing = "error",
     ) -> Normaliser:
         """Return the normaliser that the option ``normalise`` of a reader means.
 
@@ -657,6 +661,7 @@ class Normaliser:
             source: The data that is read; it has the statistics for the first two. None: not known yet.
             policy: The policy whose rows are read.
             columns: The columns, or parts, that are read; None: all.
+            missing: What the reader does with columns that only some writers have; zeros of "fill" count.
 
         Raises:
             OptionError: ``value`` is none of these; or rows of several agents are read together.
@@ -686,7 +691,7 @@ class Normaliser:
             for array in _chosen(name, found, read=columns, by_default=isinstance(value, str)):
                 methods[array.name] = method
         stats = read_stats(
-            source, list(methods), policy=policy, missing="error", on_error="raise", cache_folder=None
+            source, list(methods), policy=policy, missing=missing, on_error="raise", cache_folder=None
         )
         return cls.of_stats(stats, methods)
 

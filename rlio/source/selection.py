@@ -198,8 +198,12 @@ def common_columns(source: Source, *, missing: str, wanted: list[str] | None) ->
                     column=min(lacking),
                 )
     left = (known if wanted is None else set(wanted)) - (partial if missing == "drop" else set())
+    if wanted and not left:
+        raise OptionError(
+            f"missing='drop' leaves no column of columns={wanted}: only some writers have them; use 'fill'"
+        )
     if wanted is not None and not left:
-        raise OptionError(f"columns={wanted}: no column is left to read; name at least one")
+        raise OptionError("columns=[]: no column is left to read; name at least one")
     if not left and known:
         raise OptionError("missing='drop' leaves no column: the writers have none in common; use 'fill'")
     return sorted(left) if missing == "drop" and partial else wanted
