@@ -71,7 +71,8 @@ class TextTable(Pieces):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
-        self._inputs, self.limits = InputFiles(place.files), limits
+        self.limits: Limits = limits
+        self._inputs = InputFiles(place.files)
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         #: Of each file: where each block begins, and its bytes.
         self._blocks: list[list[tuple[int, int]]] = []
