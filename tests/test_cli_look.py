@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 import rlio
 from rlio.cli.main import app
 from rlio.cli.spark import histogram, sparkline
+from rlio.cli.tables import waiting
 
 runner = CliRunner()
 FORMATS = Path(__file__).parent / "golden/formats"
@@ -310,6 +313,24 @@ def test_columns_of_some_writers_are_shown_as_the_option_says(tmp_path: Path) ->
         found = printed("stats", run, "--missing", missing)
         assert found == data.stats(missing=missing).to_json()
         assert ("speed" in json.dumps(found)) == (missing == "fill")
+
+
+def test_opening_that_takes_long_shows_its_seconds_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("rlio.cli.tables._QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with waiting("open"):
+        end = time.monotonic() + 60
+        while "open: 00:" not in shown.getvalue():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    monkeypatch.setattr(sys, "stderr", hidden := io.StringIO())
+    with waiting("open"):
+        time.sleep(0.1)
+    assert hidden.getvalue() == ""
 
 
 def test_damage_exits_with_1_and_warnings_reach_the_json(own: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Numbers say where they belong, as in tests/test_mapping.py: row t of episode e h
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import subprocess
@@ -22,9 +23,11 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from further import first, further
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import rlio
+from rlio.cli.data import flag_of
 from rlio.cli.main import app
 from rlio.errors import (
     CorruptData,
@@ -1112,6 +1115,24 @@ SPELLINGS: list[tuple[dict[str, Any], list[str]]] = [
         ],
     ),
 ]
+
+
+def test_the_commands_have_an_option_for_every_field() -> None:
+    for command in ("info", "convert"):
+        options = {each for one in get_command(app).commands[command].params for each in one.opts}
+        # Spaces are objects of Gymnasium.
+        fields = {field.name for field in dataclasses.fields(rlio.Mapping)} - {"spaces"}
+        assert {f"--{flag_of(name)}" for name in fields} <= options
+
+
+def test_the_command_takes_lists_of_any_number_of_items(tmp_path: Path) -> None:
+    lines = [{"x": [0.0] * (1 + n % 3), "a": n, "r": 0.5, "ep": n // 4} for n in range(8)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    columns = ["--map", "obs=x", "--map", "actions=a", "--map", "rewards=r", "--episode", "ep"]
+    arguments = ["head", str(tmp_path / "log.jsonl"), *columns, "-n", "8", "--json"]
+    assert CliRunner().invoke(app, arguments).exit_code != 0
+    shown = json.loads(CliRunner().invoke(app, [*arguments, "--ragged", "x"]).stdout)
+    assert [row["obs"] for row in shown["rows"]] == [line["x"] for line in lines]
 
 
 @pytest.mark.parametrize(("fields", "spelled"), first(3, SPELLINGS))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlio.cli.options import StorageOptions, Uri, parse_storage_options
+from rlio.cli.tables import waiting
 from rlio.errors import OptionError, excerpt
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ def mapping_of(
         list[str] | None,
         typer.Option(help="Column of rlio whose values are stored a row later, such as rewards; repeatable."),
     ] = None,
+    ragged: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of the table whose cells are lists of any number of items; repeatable."),
+    ] = None,
 ) -> "Mapping | None":
     """The mapping that ``--map`` and the other options state; None: they state none.
 
@@ -96,6 +101,7 @@ def mapping_of(
         "final_row": final_row,
         "sort": () if sort_rows is None else _names(sort_rows),
         "shifted": shifted or (),
+        "ragged": ragged or (),
     }
     if column:
         return Mapping(dict(map(_mapped, column)), **fields)
@@ -141,13 +147,14 @@ def open_data(
     """Open the data that a command looks at, by `rlio.open_dataset`."""
     from rlio.dataset.opening import open_dataset
 
-    return open_dataset(
-        uri,
-        mapping=mapping,
-        format=format,
-        format_options=dict(map(named_value, format_option)) if format_option else None,
-        storage_options=parse_storage_options(storage_options),
-    )
+    with waiting("open"):
+        return open_dataset(
+            uri,
+            mapping=mapping,
+            format=format,
+            format_options=dict(map(named_value, format_option)) if format_option else None,
+            storage_options=parse_storage_options(storage_options),
+        )
 
 
 def reads_data(command: Callable[..., None]) -> Callable[..., None]:

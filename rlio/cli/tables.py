@@ -6,6 +6,8 @@ Tables are never cut: they take their full width in a pipe, and become lines on 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +20,7 @@ from rlio.support.extras import needs
 if TYPE_CHECKING:
     from rlio.support.progress import Progress
 
-__all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar", "progress_of"]
+__all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar", "progress_of", "waiting"]
 
 #: Work that takes no longer shows no progress.
 _QUIET_SECONDS = 1.0
@@ -69,6 +71,28 @@ def progress_bar(name: str, total: int | None, **options: Any) -> Iterator[Calla
     usual = {"disable": None, "leave": False, "delay": _QUIET_SECONDS}
     with tqdm(total=total, desc=name, unit_scale=True, **{**usual, **options}) as bar:
         yield bar.update
+
+
+@contextmanager
+def waiting(name: str) -> Iterator[None]:
+    """Show the seconds that work of an unknown size takes, where and when `progress_bar` shows a bar."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+
+    def show(advance: Callable[[int], Any]) -> None:
+        while not ended.wait(_QUIET_SECONDS / 2):
+            advance(0)
+
+    with progress_bar(name, None, bar_format="{desc}: {elapsed}", miniters=0) as advance:
+        thread = threading.Thread(target=show, args=(advance,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def progress_of(*, as_json: bool, unit: str = "it") -> Progress:
