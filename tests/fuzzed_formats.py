@@ -449,7 +449,7 @@ def _read_mutations(name: str, seeds: list[Files], home: Path, numbers: range, a
         opened.clear()
         Path("/proc/self/clear_refs").write_text("5")
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # Of the processor: it kills the process.
-        signal.alarm(WAITS * SECONDS)  # Where it waits for ever.
+        signal.alarm(WAITS * SECONDS)  # Ends an endless wait.
         try:
             said: dict[str, Any] = {"found": read(folder, name, rng.choice(("raise", "skip")))}
         except BaseException as error:

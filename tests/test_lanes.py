@@ -380,7 +380,7 @@ def test_a_damaged_shard_is_an_error_of_the_rank_that_has_it_until_it_is_mended(
     assert failed in (1, 2)  # A lane may end within the shard.
 
 
-def test_what_another_version_or_a_forged_state_says_of_lanes_is_refused(roots: dict[str, str]) -> None:
+def test_states_of_other_versions_and_forged_lanes_are_refused(roots: dict[str, str]) -> None:
     for options in (OPTIONS["in order"], OPTIONS["shuffled"]):
         with reader_of(roots["rows"], **options, shard=(0, 2)) as reader:
             reader.sample()

@@ -1383,7 +1383,7 @@ def test_lists_of_different_lengths_say_what_to_pass(tmp_path: Path) -> None:
     ],
     ids=["numbers", "no items", "texts", "lists of lists of any length", "null"],
 )
-def test_what_is_no_list_of_numbers_is_refused_as_ragged(
+def test_ragged_refuses_cells_that_are_no_lists_of_numbers(
     values: list[Any], error: type[Exception], match: str, tmp_path: Path
 ) -> None:
     source = write_jsonl({**log(), "n": values}, tmp_path / "log")

@@ -779,7 +779,7 @@ def test_a_large_file_is_not_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert not request_threads()
 
 
-def test_of_large_parquet_files_the_footers_are_fetched_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footers_of_large_parquet_files_are_fetched_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
     path, watch = files_of("parquet", width=2000), Watch("cat_file")
     opened = Watch("open")

@@ -249,7 +249,7 @@ class MappedSource(MappedEpisodes):
             try:
                 flagged = flags_in(name, self._read(start, stop, [(name,)], fills=mapping.final_row)[name,])
             except RlioError:
-                return  # A column that nobody asked for may be anything.
+                return  # A column that the mapping does not name may hold anything.
             check_edges(name, flagged, np.isin(np.arange(start, stop), edges), start, way)
 
     def _check_env(self, name: str) -> None:
@@ -258,7 +258,7 @@ class MappedSource(MappedEpisodes):
             try:
                 values = self._read(start, stop, [(name,)])[name,]
             except RlioError:
-                return  # A column that nobody asked for may be anything.
+                return  # A column that the mapping does not name may hold anything.
             if not isinstance(values, np.ndarray) or values.ndim != 1:
                 return
             check_env(name, values, before, np.isin(np.arange(start, stop), starts), start)
@@ -308,7 +308,7 @@ class MappedSource(MappedEpisodes):
             except RlioError:
                 if is_needed:
                     raise
-                return  # A column that nobody asked for may be anything.
+                return  # A column that the mapping does not name may hold anything.
             if isinstance(values, np.ndarray):
                 values = one_a_row(Columns.T, values)
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iuf":
