@@ -134,7 +134,15 @@ def faults(seed: int, shares: tuple[float, ...] = (0.0, 0.02, 0.2, 0.6)) -> Call
     return choose
 
 
-@pytest.mark.parametrize("seeds", [range(2), *further(*(range(n, n + 31) for n in range(2, 250, 31)))])
+#: 1,000 seeds in all, over the four kinds.
+_SEEDS = [
+    range(2),
+    *further(*(range(n, n + 31) for n in (2, 33))),
+    *(pytest.param(range(n, n + 31), marks=pytest.mark.soak) for n in range(64, 250, 31)),
+]
+
+
+@pytest.mark.parametrize("seeds", _SEEDS)
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "follow", "store"])
 def test_requests_that_fail_or_are_late_change_no_row_and_no_order(
     kind: str, seeds: range, monkeypatch: pytest.MonkeyPatch
