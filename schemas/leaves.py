@@ -86,7 +86,7 @@ class Leaf:
 def leaf_name(column: str, path: Path) -> str:
     """Return the name of a leaf, with JSON Pointer's escapes, because a key may hold a slash.
 
-    What is left of infos beside their keys has the name of the column.
+    The residual of infos has the name of the column itself.
     """
     if path == REST and column == Columns.INFOS:
         return column

@@ -234,7 +234,7 @@ class PolicySchema:
     def _flatten_infos(
         self, form: InfoForm, batch: SampleBatch, arrays: dict[str, NDArray[Any]], rows: _Rows
     ) -> None:
-        """Add the leaves of infos: what is left of a row as JSON text, "" for nothing."""
+        """Add the leaves of infos; the residual of a row is JSON text, "" if it is empty."""
         column = batch._raw(Columns.INFOS)
         if not is_typed(column):
             column = info_array(column)
@@ -357,7 +357,7 @@ class _Rows:
             raise
 
     def rest_to_json(self, rest: NDArray[Any], infos: Any) -> NDArray[Any]:
-        """Return the JSON texts of what is left of infos, "" for nothing.
+        """Return the residuals of infos as JSON texts, "" for an empty one.
 
         Raises:
             SchemaError: As in `to_json`.
