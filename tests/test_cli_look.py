@@ -21,6 +21,8 @@ import rlio
 from rlio.cli.main import app
 from rlio.cli.spark import histogram, sparkline
 from rlio.cli.tables import waiting
+from rlio.dataset.file_dataset import FileDataset
+from rlio.support.progress import each, reached, watched
 
 runner = CliRunner()
 FORMATS = Path(__file__).parent / "golden/formats"
@@ -315,7 +317,9 @@ def test_columns_of_some_writers_are_shown_as_the_option_says(tmp_path: Path) ->
         assert ("speed" in json.dumps(found)) == (missing == "fill")
 
 
-def test_opening_that_takes_long_shows_its_seconds_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_shows_its_seconds_and_then_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -327,10 +331,26 @@ def test_opening_that_takes_long_shows_its_seconds_on_a_terminal(monkeypatch: py
         while "open: 00:" not in shown.getvalue():
             assert time.monotonic() < end
             time.sleep(0.01)
+        for _ in each(["a", "b"], size={"a": 3000, "b": 1000}.__getitem__):
+            while "2.00k/4.00k [" not in shown.getvalue():
+                assert time.monotonic() < end
+                reached(2, of=3)
+                time.sleep(0.01)
     monkeypatch.setattr(sys, "stderr", hidden := io.StringIO())
     with waiting("open"):
         time.sleep(0.1)
     assert hidden.getvalue() == ""
+
+
+def test_opening_other_files_shows_how_far_it_is(data: tuple[str, list[str], rlio.Dataset]) -> None:
+    _, _, opened = data
+    if not isinstance(opened, FileDataset):
+        pytest.skip("opening data of rlio lists names, whose number is not known")
+    if opened.uri.endswith("torchrl/tensors"):
+        pytest.skip("TorchRL's flags are memory maps, which are read at once")
+    with watched() as work:
+        opened.again().close()
+    assert 0 < work.total == work.done
 
 
 def test_damage_exits_with_1_and_warnings_reach_the_json(own: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rlio.errors import MissingExtra, OptionError, excerpt
 from rlio.support.extras import needs
 
 if TYPE_CHECKING:
-    from rlio.support.progress import Progress
+    from rlio.support.progress import Progress, Work
 
 __all__ = ["check_plot", "missing_plots", "new_plot", "print_table", "progress_bar", "progress_of", "waiting"]
 
@@ -66,33 +66,46 @@ def progress_bar(name: str, total: int | None, **options: Any) -> Iterator[Calla
         total: Units of work; None: not known, then there is no remaining time.
         options: Options of tqdm.
     """
+    with _new_bar(name, total, **options) as bar:
+        yield bar.update
+
+
+def _new_bar(name: str, total: int | None, **options: Any) -> Any:
     from tqdm import tqdm
 
-    usual = {"disable": None, "leave": False, "delay": _QUIET_SECONDS}
-    with tqdm(total=total, desc=name, unit_scale=True, **{**usual, **options}) as bar:
-        yield bar.update
+    usual = {"disable": None, "leave": False, "delay": _QUIET_SECONDS, "unit_scale": True}
+    return tqdm(total=total, desc=name, **{**usual, **options})
 
 
 @contextmanager
 def waiting(name: str) -> Iterator[None]:
-    """Show the seconds that work of an unknown size takes, where and when `progress_bar` shows a bar."""
+    """Show how far work is that `watched` sees, where and when `progress_bar` shows a bar.
+
+    While its size is not known, the seconds are shown that it takes.
+    """
+    from rlio.support.progress import watched
+
     if not sys.stderr.isatty():
         yield
         return
     ended = threading.Event()
-
-    def show(advance: Callable[[int], Any]) -> None:
-        while not ended.wait(_QUIET_SECONDS / 2):
-            advance(0)
-
-    with progress_bar(name, None, bar_format="{desc}: {elapsed}", miniters=0) as advance:
-        thread = threading.Thread(target=show, args=(advance,), daemon=True)
+    seconds = {"bar_format": "{desc}: {elapsed}", "miniters": 0, "unit": ""}
+    with watched() as work, _new_bar(name, None, **seconds) as bar:
+        thread = threading.Thread(target=_show, args=(bar, work, ended), daemon=True)
         thread.start()
         try:
             yield
         finally:
             ended.set()
             thread.join()
+
+
+def _show(bar: Any, work: Work, ended: threading.Event) -> None:
+    """Bring a bar of tqdm to where the work is, until it has ended."""
+    while not ended.wait(_QUIET_SECONDS / 2):
+        if work.total:
+            bar.bar_format, bar.total = None, work.total
+        bar.update(work.done - bar.n)
 
 
 def progress_of(*, as_json: bool, unit: str = "it") -> Progress:

@@ -25,6 +25,7 @@ from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
 from rlio.source.episodes import without_final_obs
 from rlio.storage.filesystem import Storage
+from rlio.support.progress import each
 
 _OWN = frozenset(("columns", "num_episodes", "version"))
 
@@ -79,7 +80,7 @@ class D3rlpySource(Hdf5Source):
         if not 0 <= count <= len(file):
             raise CorruptData(f"num_episodes is {count}, and the file has {len(file)} datasets")
         self._columns.append(columns)
-        for episode in range(count):
+        for episode in each(range(count)):
             yield episode, self._rows_in(number, f"rewards_{episode}")
 
     def _rows(self, number: int, key: int, rows: range, steps: int) -> SampleBatch:

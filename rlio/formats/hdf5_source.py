@@ -17,7 +17,7 @@ from rlio.formats.files.hdf5_files import Hdf5Files
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row
-from rlio.storage import InputFile
+from rlio.storage import InputFile, each_file
 
 __all__ = ["Hdf5Source", "cut_ranges", "flags_of", "flat", "one_more", "ranges_of"]
 
@@ -45,7 +45,7 @@ class Hdf5Source:
         self._places: list[tuple[int, Any]] = []
         self.lengths: list[int] = []
         try:
-            for number in range(len(self.files)):
+            for number in each_file(self.files):
                 for key, steps in self._handles.guarded(number, None, partial(self._indexed, number)):
                     self._places.append((number, key))
                     self.lengths.append(steps)

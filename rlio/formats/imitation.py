@@ -25,7 +25,8 @@ from rlio.formats.place import Place
 from rlio.formats.tables.hugging_face import saved_table
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row, with_next_obs
-from rlio.storage import InputFile
+from rlio.storage import InputFile, each_file
+from rlio.support.progress import each
 
 _NAMES: Final = frozenset(("obs", "acts", "infos", "terminal"))
 _EMPTY: Final = "{}"
@@ -73,8 +74,8 @@ class ImitationSource:
             if missing := sorted(_NAMES - {*names}):
                 raise SchemaError(f"found the columns {excerpt(names)}, expected {missing}", uri=self.uri)
             self._names = ["obs", "acts", "infos", "terminal", *(["rews"] if "rews" in names else [])]
-            for file in range(len(self.files)):
-                for piece in range(len(self._table.piece_rows(file))):
+            for file in each_file(self.files):
+                for piece in each(range(len(self._table.piece_rows(file)))):
                     self._index(file, piece)
             self.row_bytes: int = measure_row(self.load(0, None)) if self.lengths else 1
         except BaseException:

@@ -53,10 +53,11 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.source.episodes import with_next_obs, without_final_obs
-from rlio.storage import InputFile, InputFiles
+from rlio.storage import InputFile, InputFiles, each_file
 from rlio.storage.open_files import OpenFiles
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
+from rlio.support.progress import reached
 
 FORMAT = Format(
     name="rlds",
@@ -183,8 +184,9 @@ class RldsSource:
         self._held: tuple[int, _Opened] | None = None
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         try:
-            for number, (_, _, records) in enumerate(counts):
-                guarded(self.files[number], None, partial(self._index, number, records), format="RLDS")
+            for number in each_file(self.files):
+                index = partial(self._index, number, counts[number][2])
+                guarded(self.files[number], None, index, format="RLDS")
             self._check_ended()
             self.row_bytes: int = self._measured()
         except BaseException:
@@ -314,6 +316,7 @@ class RldsSource:
     def _index(self, number: int, expected: int) -> None:
         file, records = self._file(number), 0
         for start, size in file.places():
+            reached(start, self.files[number].size or 0)
             records += 1
             self._piece = self._allowance.piece()
             try:

@@ -40,6 +40,7 @@ from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
 from rlio.source.episodes import without_final_obs
 from rlio.storage.filesystem import Storage
+from rlio.support.progress import each
 
 FORMAT = Format(
     name="robomimic",
@@ -108,7 +109,7 @@ class RobomimicSource(Hdf5Source):
         demos = sorted((int(found[1]), name) for name in data if (found := _DEMO.fullmatch(name)))
         chosen = None if self._mask is None else self._named(number, self._mask, {name for _, name in demos})
         done_before = done_last = seen = 0
-        for _, name in demos:
+        for _, name in each(demos):
             if chosen is not None and name not in chosen:
                 continue
             group = self._handles.child(data, name)

@@ -11,6 +11,15 @@ Example:
 """
 
 from rlio.storage.filesystem import Entry, InputFile, Retry, Storage, expand_inputs, open_input
-from rlio.storage.input_files import InputFiles
+from rlio.storage.input_files import InputFiles, each_file
 
-__all__ = ["Entry", "InputFile", "InputFiles", "Retry", "Storage", "expand_inputs", "open_input"]
+__all__ = [
+    "Entry",
+    "InputFile",
+    "InputFiles",
+    "Retry",
+    "Storage",
+    "each_file",
+    "expand_inputs",
+    "open_input",
+]

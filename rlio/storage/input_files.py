@@ -22,12 +22,18 @@ from rlio.storage.filesystem import TIMEOUT
 from rlio.storage.inputs import InputFile, expand_inputs, open_input, opened_remote
 from rlio.storage.parallel import Plan, Range
 from rlio.storage.remote import RemoteFolder
+from rlio.support.progress import each
 
-__all__ = ["InputFiles", "expand_inputs"]
+__all__ = ["InputFiles", "each_file", "expand_inputs"]
 
 # A file of up to this size is fetched whole: its bytes take as long as the way there and back that another
 # request would cost.
 _WHOLE_BYTES: Final = 4 << 20
+
+
+def each_file(files: Sequence[InputFile]) -> Iterator[int]:
+    """The numbers of the files, for work that `rlio.support.progress.watched` sees, in bytes."""
+    return each(range(len(files)), size=lambda number: files[number].size)
 
 
 class InputFiles:

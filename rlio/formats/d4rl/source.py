@@ -30,7 +30,7 @@ from rlio.formats.tables.hdf5 import suggested_for
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.source.episodes import EpisodeFiles
-from rlio.storage import InputFile
+from rlio.storage import InputFile, each_file
 from rlio.storage.paths import StrPath
 from rlio.support.spaces import Spaces
 
@@ -110,7 +110,7 @@ class D4rlSource:
         self._handles = Hdf5Files(files, limits)
         self._parts: list[_Part] = []
         try:
-            for number in range(len(files)):
+            for number in each_file(files):
                 try:
                     self._parts.extend(self._open_parts(number))
                 except (CorruptData, SchemaError) as error:

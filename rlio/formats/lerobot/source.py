@@ -46,6 +46,7 @@ from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
 from rlio.source.videos import VideoStream, video_library
 from rlio.storage import InputFile
 from rlio.support.options import check_choice
+from rlio.support.progress import each
 
 #: The file that describes the whole, and names of features.
 INFO: Final = "meta/info.json"
@@ -300,7 +301,7 @@ class LeRobotSource:
         if self._is_v3:
             # Files of operating systems and editors, such as ._file-000.parquet, are none of LeRobot's.
             paths = sorted(path for path in self._sizes if _EPISODE_FILES.fullmatch(path))
-        found = [about for path in paths for about in self._records(path, without="stats/")]
+        found = [about for path in each(paths) for about in self._records(path, without="stats/")]
         if not all(isinstance(about, dict) for about in found):
             raise CorruptData("found an episode that is not an object", uri=self.uri)
         found.sort(key=lambda about: whole_number(about, EPISODE, uri=self.uri))

@@ -45,6 +45,7 @@ from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow_f
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row, with_next_obs
 from rlio.storage import InputFile
+from rlio.support.progress import each
 
 FORMAT = Format(
     name="minari",
@@ -349,7 +350,7 @@ class _Hdf5Store:
         if found != count:
             raise CorruptData(f"total_episodes is {count}, but the file has {found}")
         episodes = []
-        for episode in range(count):
+        for episode in each(range(count)):
             group = self._member(root, f"episode_{episode}")
             about = {}
             for name in (b"total_steps", b"seed", b"rewards_sum"):
@@ -481,7 +482,7 @@ class _ArrowStore:
         if found != count:
             raise CorruptData(f"total_episodes is {count}, but there are {found}", uri=place.uri)
         files, self.episodes = [], []
-        for episode in range(count):
+        for episode in each(range(count)):
             path = f"{folder}{episode}/part-0.{kind}"
             if path not in sizes:
                 raise CorruptData(f"{path} is absent", uri=place.uri)

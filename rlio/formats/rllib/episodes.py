@@ -45,8 +45,9 @@ from rlio.formats.rllib.states import msgpack, pack, read_keys, space_from_rllib
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
 from rlio.source.episodes import measure_row, with_next_obs
-from rlio.storage import InputFile
+from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import Storage
+from rlio.support.progress import each
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -145,8 +146,9 @@ class RllibEpisodeSource:
         """The chunks that have steps, each once, in the order of their rows."""
         seen: set[bytes] = set()
         rows = empty = 0
-        for number, file in enumerate(self.files):
-            for group in range(self._parquet.guarded(number, None, partial(self._groups, number))):
+        for number in each_file(self.files):
+            file = self.files[number]
+            for group in each(range(self._parquet.guarded(number, None, partial(self._groups, number)))):
                 values = self._values(number, group)
                 for row in range(len(values)):
                     rows += 1

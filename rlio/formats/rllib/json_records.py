@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BytesIO
+from itertools import accumulate
 from typing import IO, Any, Final, Literal
 
 import orjson
@@ -36,6 +37,7 @@ from rlio.source.damage import damage_named
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
+from rlio.support.progress import reached
 from rlio.support.spaces import Spaces
 
 __all__ = ["SUFFIXES", "JsonRecords", "open_json", "refuse_data_sets"]
@@ -75,6 +77,8 @@ class JsonRecords:
     ) -> None:
         self.files = files
         self._limit = limit
+        #: Bytes before each file, and of all.
+        self._before = [0, *accumulate(file.size or 0 for file in files)]
         self.failures: Failures = Failures(on_error)
         self._offsets = array("q")
         self._sizes = array("q")
@@ -114,6 +118,7 @@ class JsonRecords:
             self.ends.append(len(self._offsets))
             return
         self._place = (line.end, line.number + 1)
+        reached(self._before[len(self.ends)] + line.end, self._before[-1])
         if line.data == b"":
             return
         self._offsets.append(line.start)

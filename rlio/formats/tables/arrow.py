@@ -22,7 +22,7 @@ from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
-from rlio.storage import InputFile, InputFiles
+from rlio.storage import InputFile, InputFiles, each_file
 from rlio.storage.open_files import OpenFiles
 
 FORMAT = Format(
@@ -73,8 +73,8 @@ class ArrowTable(Pieces):
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
-        for number, file in enumerate(self.files):
-            guarded(file, None, partial(self._index, number), format="Arrow")
+        for number in each_file(self.files):
+            guarded(self.files[number], None, partial(self._index, number), format="Arrow")
 
     def pieces(self, file: int) -> Sequence[_Batch]:
         """The record batches of a file."""

@@ -37,7 +37,9 @@ from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
 from rlio.mapping import Mapping as ColumnMapping
+from rlio.storage import each_file
 from rlio.storage.inputs import natural_order
+from rlio.support.progress import each
 
 __all__ = ["Hdf5Table", "suggested_for"]
 
@@ -118,7 +120,7 @@ class Hdf5Table(Table):
                 mapping, self._lacks = replace(mapping, next_obs=DERIVE, final_row=True), 1
             else:
                 self._obs = []
-        for number in range(len(self.files)):
+        for number in each_file(self.files):
             self._guarded(number, partial(self._index, number, glob, wanted))
         if not glob:
             return mapping
@@ -236,7 +238,7 @@ class Hdf5Table(Table):
         names |= dict.fromkeys(found)
         if not found:
             self._refuse_names(number, glob, wanted, list(names))
-        rows = [self._rows_of(number, group, found) for group in groups]
+        rows = [self._rows_of(number, group, found) for group in each(groups)]
         self._groups.append(groups)
         self._starts.append([0, *accumulate(rows)])
         self.add_file(list(names), self._starts[-1][-1])

@@ -37,7 +37,7 @@ from rlio.formats.tables.paths import flags_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import Mapping
-from rlio.storage import InputFiles, Storage
+from rlio.storage import InputFiles, Storage, each_file
 from rlio.storage.zip_files import check_member, open_archive
 
 FORMAT = Format(
@@ -101,7 +101,7 @@ class NpzTable(Table):
         self._ragged: list[frozenset[str]] = []
         self._single: set[str] = set()
         lengths: list[Any] = []
-        for number in range(len(self.files)):
+        for number in each_file(self.files):
             shapes = self._guarded(number, self._shapes)
             self._ragged.append(_ragged_in(shapes))
             for name in self._ragged[-1]:

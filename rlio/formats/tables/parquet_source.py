@@ -61,7 +61,7 @@ from rlio.schemas.leaves import RESERVED
 from rlio.schemas.schema import Schema
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
-from rlio.storage import InputFile
+from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import StrPath
 from rlio.support.spaces import Spaces
 
@@ -164,7 +164,7 @@ class RowGroups:
         """Read the footers."""
         self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
-        for number in range(len(self.files)):
+        for number in each_file(self.files):
             try:
                 kind = self._parquet.guarded(number, None, partial(self._index, number))
             except (CorruptData, SchemaError) as error:

@@ -20,8 +20,9 @@ from rlio.formats.files.inputs import guarded
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
-from rlio.storage import InputFile, InputFiles, open_input
+from rlio.storage import InputFile, InputFiles, each_file, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.progress import reached
 
 __all__ = ["TextTable"]
 
@@ -78,8 +79,8 @@ class TextTable(Pieces):
         self._blocks: list[list[tuple[int, int]]] = []
         self._schema: Any = None
         schemas = []
-        for number, file in enumerate(place.files):
-            schemas += guarded(file, None, partial(self._index, number), format=self.title)
+        for number in each_file(place.files):
+            schemas += guarded(place.files[number], None, partial(self._index, number), format=self.title)
         self._schema = _joined(schemas)
 
     def header(self, stream: IO[bytes]) -> list[str]:
@@ -110,6 +111,8 @@ class TextTable(Pieces):
             names = dict.fromkeys(head)
             is_open = partial(self.is_open, file=number)
             for start, text in _blocks(stream, self.limits.line_bytes, is_open):
+                if not is_packed:
+                    reached(start, self.files[number].size or 0)
                 if is_packed:
                     stored = stored or _size(self.files[number])
                     self.limits.check_inflation(stored, start + len(text), "a compressed file")
