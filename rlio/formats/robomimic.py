@@ -22,7 +22,7 @@ report says that terminations are not known.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -113,24 +113,28 @@ class RobomimicSource(Hdf5Source):
             if chosen is not None and name not in chosen:
                 continue
             group = self._handles.child(data, name)
+            members = list(group)
             steps = self._steps(number, f"data/{name}/actions")
             if int(group.attrs.get("num_samples", steps)) != steps:
                 raise CorruptData(
                     f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
                 )
-            if "obs" not in group:
+            if "obs" not in members:
                 raise MissingColumn(
                     f"{name} has no obs: it holds states of the simulator; make observations of them with "
                     "robomimic's dataset_states_to_obs.py",
                     column=Columns.OBS,
                 )
-            self._some_without_next |= "next_obs" not in group
-            names = [one for one in ("rewards", "dones") if one in group]
+            self._some_without_next |= "next_obs" not in members
+            names = [one for one in ("rewards", "dones") if one in members]
             self._check_rows(number, [f"data/{name}/{one}" for one in names], steps)
             if steps:
-                self._look_beside(number, name, group, steps)
+                self._look_beside(number, name, members, steps)
+                self._left_out.update(
+                    f"{one} (an attribute)" for one in group.attrs if one not in _KNOWN_ATTRIBUTES
+                )
             seen += int(steps > 0)
-            if "dones" in group:
+            if "dones" in members:
                 dones = self._values(number, f"data/{name}/dones")
                 done_before += int(dones[:-1].any())
                 done_last += int(dones[-1:].any())
@@ -187,10 +191,10 @@ class RobomimicSource(Hdf5Source):
     def _is_done(self, number: int, path: str, steps: int) -> bool:
         return bool(flags_in("dones", self._handles.read(self._dataset(number, path), steps - 1, steps))[0])
 
-    def _look_beside(self, number: int, demo: str, group: Any, steps: int) -> None:
+    def _look_beside(self, number: int, demo: str, members: Sequence[str], steps: int) -> None:
         """Note what a demonstration has of each step besides the columns that robomimic knows."""
         found: dict[str, _Kinds] = {}
-        for name in group:
+        for name in members:
             if name in _KNOWN:
                 continue
             kinds = (
@@ -202,9 +206,6 @@ class RobomimicSource(Hdf5Source):
                 found[name] = kinds
             else:
                 self._left_out.add(name)
-        self._left_out.update(
-            f"{name} (an attribute)" for name in group.attrs if name not in _KNOWN_ATTRIBUTES
-        )
         if self._beside is None:
             self._beside = found
         # All demonstrations have the same columns.

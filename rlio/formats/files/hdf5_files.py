@@ -24,7 +24,8 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +121,7 @@ class Hdf5Files:
             opened.parents.clear()
             opened.parents[parent] = group
         group = opened.parents[parent]
-        return self.child(group, name) if self.is_group(group) and name in group else None
+        return self._child(group, name) if self.is_group(group) else None
 
     def _of(self, number: int) -> _Opened:
         return self._open.get(number) or self._open.add(number, self._opened(number))
@@ -185,9 +186,17 @@ class Hdf5Files:
         return found
 
     def child(self, group: Any, name: str) -> Any:
-        """A member of ``group``; refuses links."""
+        """A member of ``group``, which is there; refuses links."""
+        if (found := self._child(group, name)) is None:
+            raise CorruptData(f"{excerpt(name)} is absent")
+        return found
+
+    def _child(self, group: Any, name: str) -> Any:
+        """A member of ``group``; None: it is absent. Refuses links."""
         self.visit()
         link = group.get(name, getlink=True)
+        if link is None:
+            return None
         if not isinstance(link, self._h5py.HardLink):
             raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
         return group[name]
@@ -295,7 +304,8 @@ def _bytes_of(value: Any) -> int:
     return value.nbytes if isinstance(value, np.ndarray) else len(value)
 
 
-class _Opened(NamedTuple):
+@dataclass
+class _Opened:
     """An open file, and the datasets that stay open: each with the bytes of chunks that it may cache."""
 
     file: Any
@@ -305,6 +315,8 @@ class _Opened(NamedTuple):
     trees: dict[str, Any]
     #: The group whose member was asked for last, by its path: the next one is often in it.
     parents: dict[str, Any]
+    #: The bytes of all caches.
+    cached: int = 0
 
     def kept(self, path: str) -> Any:
         """A dataset that is open; None: it is not."""
@@ -316,9 +328,9 @@ class _Opened(NamedTuple):
     def keep(self, path: str, found: Any) -> Any:
         """Keep a dataset open instead of those that were used least recently, if its cache is small."""
         caches = min(found.nbytes, _CACHE_BYTES) if found.chunks else 0
-        kept = sum(size for _, size in self.datasets.values())
-        while self.datasets and (len(self.datasets) >= _OPEN_DATASETS or kept + caches > _CACHE_BYTES):
-            kept -= self.datasets.popitem(last=False)[1][1]
+        while self.datasets and (len(self.datasets) >= _OPEN_DATASETS or self.cached + caches > _CACHE_BYTES):
+            self.cached -= self.datasets.popitem(last=False)[1][1]
+        self.cached += caches - self.datasets.get(path, (None, 0))[1]
         self.datasets[path] = found, caches
         return found
 
