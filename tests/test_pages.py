@@ -21,8 +21,8 @@ from rlio.cli import main as cli
 from rlio.evaluation import FittedQ
 
 HERE = Path(__file__).parent
-# Two pages have tests of their own: test_readme, test_look_page.
-PAGES = [page for page in pages(HERE.parent) if page.name not in ("README.md", "look.md")]
+# These pages have tests of their own: test_readme, test_look_page.
+PAGES = [page for page in pages(HERE.parent) if page.name not in ("README.md", "start.md", "look.md")]
 #: Pages that are about a data set which another page has recorded, and its name there.
 ABOUT = {
     "columns.md": "runs/cartpole",

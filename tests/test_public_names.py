@@ -176,7 +176,7 @@ def test_every_error_is_public_and_has_a_line_in_the_tree() -> None:
 PAGES = (
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/clusters.md", "docs/columns.md", "docs/commands.md",
     "docs/distributed.md", "docs/guarantees.md", "docs/plugins.md", "docs/recording.md", "docs/replay.md",
-    "docs/rllib.md", "docs/rllib-before-1.md",
+    "docs/rllib.md", "docs/rllib-before-1.md", "docs/start.md", "docs/peers.md",
 )  # fmt: skip
 
 
