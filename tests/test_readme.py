@@ -1,4 +1,4 @@
-"""README.md and docs/start.md are true: their blocks run in an empty folder, and the own loop resumes bit for bit."""
+"""README.md and docs/start.md are true: their blocks run in an empty folder; the loop resumes bit for bit."""
 
 import re
 from pathlib import Path
