@@ -33,7 +33,7 @@ _ROUNDS = 5
 
 
 def run(setup: Setup) -> Section:
-    """Seconds of `Dataset.episodes` and `Dataset.info`, with an empty cache folder and in the next process."""
+    """Seconds of `Dataset.episodes` and `Dataset.info`: with an empty cache folder, and with a kept table."""
     rows = setup.scale.rows
     section = Section(
         "episodes", f"The table of {rows // _LENGTH:,} episodes of {rows:,} synthetic rows", unit="call"
