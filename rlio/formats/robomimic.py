@@ -96,6 +96,8 @@ class RobomimicSource(Hdf5Source):
         self._mask = mask
         self.origin: Origin = Origin(uri=place.uri)
         self._some_without_next = False
+        #: (Number of the file, name) of the demonstrations whose parts have unlike lengths -> what is wrong.
+        self._damaged: dict[tuple[int, str], str] = {}
         #: Further columns: those that all demonstrations have.
         self._beside: dict[str, _Kinds] | None = None
         self._left_out: set[str] = set()
@@ -115,10 +117,6 @@ class RobomimicSource(Hdf5Source):
             group = self._handles.child(data, name)
             members = list(group)
             steps = self._steps(number, f"data/{name}/actions")
-            if int(group.attrs.get("num_samples", steps)) != steps:
-                raise CorruptData(
-                    f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
-                )
             if "obs" not in members:
                 raise MissingColumn(
                     f"{name} has no obs: it holds states of the simulator; make observations of them with "
@@ -126,8 +124,12 @@ class RobomimicSource(Hdf5Source):
                     column=Columns.OBS,
                 )
             self._some_without_next |= "next_obs" not in members
-            names = [one for one in ("rewards", "dones") if one in members]
-            self._check_rows(number, [f"data/{name}/{one}" for one in names], steps)
+            try:
+                self._check_steps(number, name, group, members, steps)
+            except CorruptData as error:  # Raised when it is read: the others are whole.
+                self._damaged[number, name] = str(error)
+                yield name, steps
+                continue
             if steps:
                 self._look_beside(number, name, members, steps)
                 self._left_out.update(
@@ -151,6 +153,13 @@ class RobomimicSource(Hdf5Source):
                 "and 2 mark it whether or not the task was done: terminateds may be ends of the recording."
             )
 
+    def _check_steps(self, number: int, name: str, group: Any, members: Sequence[str], steps: int) -> None:
+        """Refuse a demonstration whose parts have unlike lengths."""
+        if int(group.attrs.get("num_samples", steps)) != steps:
+            raise CorruptData(f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}")
+        names = [one for one in ("rewards", "dones") if one in members]
+        self._check_rows(number, [f"data/{name}/{one}" for one in names], steps)
+
     def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
         if self._member(number, f"mask/{mask}") is None:
             known = self._member(number, "mask")
@@ -165,6 +174,8 @@ class RobomimicSource(Hdf5Source):
         return chosen
 
     def _rows(self, number: int, key: str, rows: range, steps: int) -> SampleBatch:
+        if (number, key) in self._damaged:
+            raise CorruptData(self._damaged[number, key])
         root = f"data/{key}"
         group = self._member(number, root)
         if "next_obs" in group:
