@@ -641,6 +641,29 @@ def test_steps_that_go_on_evenly_or_are_times_are_read(steps: list[float]) -> No
     assert len(rows_of(log, episode="id", next_obs="derive")) == 4
 
 
+@pytest.mark.parametrize("is_date", [False, True])
+def test_rows_in_another_order_than_their_times_are_refused_if_new_obs_is_derived(
+    is_date: bool, tmp_path: Path
+) -> None:
+    times = np.array([20, 10, 30, 40, 10, 30, 20, 40])
+    log = pd.DataFrame({"x": range(8), "a": 0, "id": [1] * 4 + [2] * 4, "Time": times})
+    if is_date:
+        log["Time"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(times, unit="s")
+    log.to_csv(tmp_path / "a.csv", index=False)
+    fields: dict[str, Any] = {"episode": "id", "next_obs": "derive"}
+    for source in (log, tmp_path / "a.csv"):
+        text = message_of(source, **fields)
+        assert "'Time' goes back in 2 rows of an episode (first in row 1)" in text
+        assert "sort='Time'" in text
+        assert rows_of(source, sort="Time", **fields)["obs"][:, 0].tolist() == [1, 0, 2, 3, 4, 6, 5, 7]
+    with rlio.read(log, mapping=rlio.Mapping(SHORT, episode="id"), epochs=1) as noted:
+        assert any("'Time' goes back" in note for note in noted.source.notes)  # type: ignore[attr-defined]
+    # A time of a day goes back once; what remains goes back always.
+    for values in ([*range(80, 100), *range(20)], range(40, 0, -1)):
+        log = pd.DataFrame({"x": range(40), "a": 0, "id": 1, "time": values})
+        assert len(rows_of(log, **fields)) == 40
+
+
 @pytest.mark.parametrize(("edge", "way"), [(0, "shifted=("), (-1, "final_row=True")])
 def test_actions_that_are_nan_at_an_edge_of_each_episode_are_refused(edge: int, way: str) -> None:
     log = pd.DataFrame({"x": range(7), "a": 0.5, "r": 1.0, "id": [1] * 3 + [2] * 4})

@@ -32,6 +32,7 @@ __all__ = [
     "ENV_NAMES",
     "NOT",
     "STEP_NAMES",
+    "TIME_NAMES",
     "Followed",
     "Restarts",
     "advice_of_flags",
@@ -42,6 +43,7 @@ __all__ = [
     "check_followed",
     "check_one_step",
     "check_starts",
+    "check_times",
     "mask_ends",
 ]
 
@@ -52,6 +54,11 @@ STEP_NAMES: Final = frozenset(
     for prefix in ("", "episode_", "env_")
     for name in ("t", "step", "steps", "timestep", "time_step", "step_id", "step_idx", "step_index")
 ) | {"frame_index", "step_num", "step_number", "step_count", "timesteps"}
+
+#: Names of columns that say when a row was recorded, in lower case.
+TIME_NAMES: Final = frozenset(
+    ("time", "timestamp", "timestamps", "time_stamp", "datetime", "date", "ts", "unix_time", "wall_time")
+)
 
 #: Names of columns that tell environments apart whose rows may be interleaved, in lower case.
 ENV_NAMES: Final = frozenset(
@@ -424,6 +431,33 @@ def check_missing(is_missing: NDArray[np.bool_], is_first: Any, is_last: Any, ro
                 f"and in no other: expected one in each row; {way}",
                 column=Columns.ACTIONS,
             )
+
+
+def check_times(name: str, back: NDArray[np.int64], later: int, *, in_order: bool) -> str:
+    """Refuse rows of which many are earlier than the row before them, and others later, if they must go on.
+
+    Args:
+        name: The column of times.
+        back: The rows that are earlier than the row before them in their episode.
+        later: Number of the rows that are later.
+        in_order: Whether a row goes on from the row before it.
+
+    Returns:
+        What the user should know, if few rows go back or they need not go on; "": nothing.
+    """
+    if not len(back) or not later:
+        return ""
+    shown = excerpt(name)
+    found = (
+        f"{shown} goes back in {len(back)} rows of an episode (first in row {back[0]}), and on in {later}: "
+        f"rows seem to be in another order than they were recorded in; pass sort={shown}"
+    )
+    if in_order and len(back) * 10 > later:  # Not the time of a day, which goes back at midnight.
+        raise SchemaError(
+            f"{found}; if it is no time of rows, map it under a name of your own: columns={{'age': {shown}}}",
+            column=name,
+        )
+    return f"{found}."
 
 
 class Restarts:

@@ -49,6 +49,7 @@ from rlio.formats.tables.doubts import (
     EDGE_NAMES,
     ENV_NAMES,
     STEP_NAMES,
+    TIME_NAMES,
     Followed,
     Restarts,
     check_cut,
@@ -57,6 +58,7 @@ from rlio.formats.tables.doubts import (
     check_followed,
     check_missing,
     check_one_step,
+    check_times,
 )
 from rlio.formats.tables.episode_rows import EpisodeRows
 from rlio.formats.tables.final_rows import FinalRows
@@ -241,6 +243,10 @@ class MappedSource(MappedEpisodes):
                     self._check_cut(path)
             if not (self._map.final_row or self._map.shifted):
                 self._check_missing()
+            if not self._map.sort:
+                for name in self._table.names:
+                    if name.lower() in TIME_NAMES and (name,) not in self._paths():
+                        self._check_times(name)
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
@@ -296,6 +302,26 @@ class MappedSource(MappedEpisodes):
             missing = [np.isnan(leaf.reshape(len(leaf), -1)).all(axis=1) for leaf in floats]
             is_missing = np.logical_and.reduce(missing)
             check_missing(is_missing, np.isin(here, edges), np.isin(here + 1, edges), start)
+
+    def _check_times(self, name: str) -> None:
+        back, later = [np.zeros(0, np.int64)], 0
+        before, starts = None, np.array(self._starts, np.int64)
+        for start, stop in stretches(self._file_starts):
+            try:
+                values = self._read(start, stop, [(name,)], fills=self._map.final_row)[name,]
+            except RlioError:
+                return  # A column that the mapping does not name may hold anything.
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufM":
+                return
+            rows = np.arange(start, stop)
+            others = np.concatenate([values[:1] if before is None else before, values[:-1]])
+            goes_on = ~np.isin(rows, starts)
+            back.append(rows[goes_on & (values < others)])
+            later += int((goes_on & (values > others)).sum())
+            before = values[-1:]
+        in_order = self._map.next_obs == DERIVE
+        if found := check_times(name, np.concatenate(back), later, in_order=in_order):
+            self.notes.append(found)
 
     def _check_env(self, name: str) -> None:
         before, starts = None, np.array(self._starts, np.int64)
