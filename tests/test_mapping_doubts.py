@@ -243,6 +243,24 @@ def test_rows_that_do_not_follow_each_other_are_noted() -> None:
         assert any("rows seem to be missing" in note for note in reader.source.notes)
 
 
+def cut_by_time_limits() -> dict[str, Any]:
+    """Episodes of 5 rows; only every second one ends by its flag, as in `d4rl.qlearning_dataset`."""
+    x = np.concatenate([np.arange(5.0) + 100 * n for n in range(4)])[:, None]
+    rows = np.arange(20)
+    return {"x": x, "x2": x + 1, "a": np.zeros(20), "done": rows % 10 == 9, "cut": rows % 10 == 4}
+
+
+def test_episodes_that_only_new_obs_tells_apart_are_refused_with_the_flag_that_is_missing() -> None:
+    fields: dict[str, Any] = {"terminated": "done", "next_obs": "x2"}
+    arrays = cut_by_time_limits()
+    text = message_of({name: array for name, array in arrays.items() if name != "cut"}, **fields)
+    assert "new_obs of row 4 is not the obs of row 5" in text
+    made = np.append((arrays["x2"][:-1] != arrays["x"][1:]).any(axis=1), True) & ~arrays["done"]
+    np.testing.assert_array_equal(made, arrays["cut"])
+    found = rows_of(arrays, truncated="cut", **fields)
+    assert found["eps_id"].tolist() == np.repeat(np.arange(4), 5).tolist()
+
+
 def test_arrays_of_steps_and_environments_are_refused_with_the_way_out() -> None:
     table = {
         "x": np.zeros((16, 4, 3)),

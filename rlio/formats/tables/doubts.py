@@ -36,6 +36,7 @@ __all__ = [
     "Followed",
     "Restarts",
     "advice_of_flags",
+    "break_in",
     "check_edges",
     "check_env",
     "check_first",
@@ -220,6 +221,20 @@ class Followed(NamedTuple):
     ends: NDArray[np.bool_]
     terminated: NDArray[np.bool_]
     row: int
+
+
+def break_in(rows: Followed) -> int | None:
+    """The first row that goes on, by its flags, and whose ``new_obs`` is not the ``obs`` of the next row.
+
+    None: there is none, or most rows are so, which then do not follow each other at all.
+    """
+    found = _goes_on(rows)
+    if found is None or not found[1].any():
+        return None
+    broken = ~found[0] & ~rows.ends[:-1]
+    if not broken.any() or 2 * int(broken.sum()) > len(broken):
+        return None
+    return rows.row + int(broken.argmax())
 
 
 def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:

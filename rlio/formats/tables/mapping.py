@@ -52,6 +52,7 @@ from rlio.formats.tables.doubts import (
     TIME_NAMES,
     Followed,
     Restarts,
+    break_in,
     check_cut,
     check_edges,
     check_env,
@@ -357,6 +358,19 @@ class MappedSource(MappedEpisodes):
         cuts = not self._ids and self._table.lengths is None and not self._map.lengths
         if found := check_followed(compared, names, cuts=cuts):
             self.notes.append(found)
+        elif (
+            cuts
+            and self._first is None
+            and not self._map.per_file
+            and (row := break_in(compared)) is not None
+        ):
+            raise SchemaError(
+                f"the new_obs of row {row} is not the obs of row {row + 1}, and no flag ends an episode "
+                "there: two episodes would be one, such as those that a time limit cut; add that flag, such "
+                "as cut = np.append((new_obs[:-1] != obs[1:]).any(axis=1), True) & ~terminated, and name it "
+                "in truncated=; or name the column of ids in episode=",
+                column=Columns.NEXT_OBS,
+            )
 
     def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
         """Columns that count steps, and whether they are mapped."""
