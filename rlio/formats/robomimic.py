@@ -97,6 +97,8 @@ class RobomimicSource(Hdf5Source):
         self._mask = mask
         self.origin: Origin = Origin(uri=place.uri)
         self._some_without_next = False
+        #: (Number of the file, name) of the demonstrations whose parts have unlike lengths -> what is wrong.
+        self._damaged: dict[tuple[int, str], str] = {}
         #: Further columns: those that all demonstrations have.
         self._beside: dict[str, _Kinds] | None = None
         self._left_out: set[str] = set()
@@ -139,8 +141,6 @@ class RobomimicSource(Hdf5Source):
         group = self._handles.child(data, name)
         members = list(group)
         steps = self._steps(number, f"data/{name}/actions")
-        if int(group.attrs.get("num_samples", steps)) != steps:
-            raise CorruptData(f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}")
         if "obs" not in members:
             raise MissingColumn(
                 f"{name} has no obs: it holds states of the simulator; make observations of them with "
@@ -149,7 +149,15 @@ class RobomimicSource(Hdf5Source):
             )
         self._some_without_next |= "next_obs" not in members
         of_steps = [one for one in ("rewards", "dones") if one in members]
-        self._check_rows(number, [f"data/{name}/{one}" for one in of_steps], steps)
+        try:
+            if int(group.attrs.get("num_samples", steps)) != steps:
+                raise CorruptData(
+                    f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
+                )
+            self._check_rows(number, [f"data/{name}/{one}" for one in of_steps], steps)
+        except CorruptData as error:  # Raised, or skipped, when it is read: the others are whole.
+            self._damaged[number, name] = str(error)
+            return steps, np.zeros(0, np.bool_)
         if steps:
             self._look_beside(number, name, group, members, steps)
         if "dones" not in members:
@@ -170,6 +178,8 @@ class RobomimicSource(Hdf5Source):
         return chosen
 
     def _rows(self, number: int, key: str, rows: range, steps: int) -> SampleBatch:
+        if (number, key) in self._damaged:
+            raise CorruptData(self._damaged[number, key])
         root = f"data/{key}"
         group = self._member(number, root)
         if "next_obs" in group:
