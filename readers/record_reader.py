@@ -14,7 +14,16 @@ from functools import cache as cache_calls
 from typing import Any, Final
 
 from rlio.batch import Batch
-from rlio.errors import CorruptData, DataNotFound, EndOfData, SchemaError, StateError, excerpt, raise_at
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    EndOfData,
+    OptionError,
+    SchemaError,
+    StateError,
+    excerpt,
+    raise_at,
+)
 from rlio.formats.files.inputs import Failures
 from rlio.formats.rllib.decoder import LISTS_WAY, RllibDecoder
 from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records
@@ -128,6 +137,24 @@ class RecordReader(InputReader):
     def stored_source(self) -> Source:
         """What it reads, as a source of rows."""
         return self._inner.stored_source if isinstance(self._inner, _Rows) else self._as_rows()
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the order of rows; None for the recorded order, and for whole records."""
+        return self._inner.seed if isinstance(self._inner, _Rows) else None
+
+    def skip(self, n: int) -> None:
+        """Skip ``n`` batches; see `SourceReader.skip`.
+
+        Raises:
+            OptionError: Records are served whole.
+        """
+        with self._turns_of_threads.held():
+            self._check_open()
+            self._check_loaded()
+            if isinstance(self._inner, _Whole):
+                raise OptionError("records are served whole: pass batch_size=... to skip batches of rows")
+            self._inner.skip(n)
 
     @property
     def content_identity(self) -> str:

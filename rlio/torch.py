@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, pairwise
 from multiprocessing.reduction import ForkingPickler
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.distributed
@@ -56,16 +56,19 @@ from rlio.bridges import to_tensordict
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.look.stats import Normalise
-from rlio.opening import Root
+from rlio.mapping import Mapping as ColumnMapping
+from rlio.opening import OtherFiles
 from rlio.query.positions import draw_seed
 from rlio.read_options import OrderKeywords
 from rlio.reader import JsonState, Restorable, warn_endless
-from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.prefetch import Prefetch
+from rlio.readers.record_reader import RecordReader
+from rlio.readers.source_reader import SourceReader
 from rlio.readers.stored_pass import Cache
 from rlio.replay.sequences import Sequences
 from rlio.replay.store import UnitKeywords
-from rlio.source.joined import Snapshots
+from rlio.resolve import read
+from rlio.source.joined import JoinedRoots, Snapshots
 from rlio.source.snapshot import DatasetSnapshot
 from rlio.storage.paths import mask_secrets
 from rlio.support.options import check_count, checked_keywords
@@ -77,6 +80,7 @@ __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch", "to_tensordi
 logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
+StoredReader: TypeAlias = SourceReader | RecordReader
 
 # A worker sends several small batches in one message, because each message wakes threads of both processes,
 # which takes as long as reading some batches. A message has about `_MESSAGE_BYTES` at most.
@@ -90,8 +94,11 @@ Item = Any
 
 
 class StoredKeywords(OrderKeywords, UnitKeywords, total=False):
-    """The options of a `rlio.DatasetReader`, with defaults, that a `ReplayDataset` takes."""
+    """The options of `rlio.read`, with defaults, that a `ReplayDataset` takes."""
 
+    mapping: Annotated[ColumnMapping | None, None]
+    format: Annotated[str | None, None]
+    format_options: Annotated[Mapping[str, Any] | None, None]
     at: Annotated[Snapshots | None, None]
     cache: Annotated[Cache, "auto"]
     missing: Annotated[Literal["error", "drop", "fill"], "error"]
@@ -100,13 +107,15 @@ class StoredKeywords(OrderKeywords, UnitKeywords, total=False):
     normalise: Annotated[Normalise | None, None]
 
 
-def _place_of(root: Root | Sequence[Root]) -> str:
+def _place_of(root: Any) -> str:
     """Where the data is, for messages."""
-    if isinstance(root, DatasetSnapshot):
+    if isinstance(root, DatasetSnapshot | OtherFiles):
         return root.uri
     if isinstance(root, (str, os.PathLike)):
         return mask_secrets(os.fspath(root))
-    return ", ".join(map(_place_of, root))
+    if isinstance(root, Sequence):
+        return ", ".join(map(_place_of, root))
+    return f"a {type(root).__name__}"
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -125,9 +134,9 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
 
     DataLoader worker i mod W reads batch i of the rank's sequence, where W is the number of workers. A
     DataLoader therefore delivers the sequence in order for any W, also without workers, forked or spawned.
-    The sequence is that of ``DatasetReader(root, batch_size=..., shard=(rank, world), ...)``: endless unless
+    The sequence is that of ``rlio.read(root, batch_size=..., shard=(rank, world), ...)``: endless unless
     ``epochs`` is given; with ``shuffle``, each epoch has another order. You need not set an epoch. All
-    reading is from the snapshot taken at opening.
+    reading of a data set of rlio is from the snapshot taken at opening.
 
     Read through `loader`: its state is exact, and loads with another number of workers or ranks. Your own
     DataLoader (``DataLoader(dataset, batch_size=None, num_workers=...)``) gives the same batches in the same
@@ -142,25 +151,27 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     that any of them gave.
 
     Args:
-        root: Folder of the data set, a path or fsspec URL, an open `rlio.Dataset`, or a list of these.
+        root: What `rlio.read` takes, and is stored: the folder of a data set, a path or fsspec URL, files of
+            another library, an open `rlio.Dataset`, or a list of these; or a table, of which each worker gets
+            a copy.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.
         transform: Called with each `rlio.SampleBatch` or `rlio.MultiAgentBatch`, in the worker that read it;
             its result is delivered, such as ``batch.to_torch(dtype=...)``. None: ``batch.to_torch()``.
         rank: Index of this process among those that share the data set; given together with ``world``.
         world: Number of those processes. None: from torch.distributed, or else rank 0 of 1.
-        options: Options of `rlio.DatasetReader`, except ``shard`` (pass ``rank`` and ``world``). For a data
+        options: Options of `rlio.read`, except ``shard`` (pass ``rank`` and ``world``). For a data
             set that grows, use ``prefetch(rlio.FollowReader(root))``: workers would see different rows.
 
     Raises:
-        OptionError: An option is illegal, or ``seed`` is missing while torch.distributed, through which ranks
-            agree on one, is not initialised.
+        OptionError: ``root`` is nothing that is stored, or an option is illegal; or ``seed`` is missing while
+            torch.distributed, through which ranks agree on one, is not initialised.
         DataNotFound: The data set does not exist.
     """
 
     @checked_keywords
     def __init__(
         self,
-        root: Root | Sequence[Root],
+        root: Any,
         *,
         batch_size: int,
         transform: Callable[[Batch], Item] | None = None,
@@ -189,29 +200,35 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             self._options["seed"] = _from_first_rank(lambda: draw_seed(uri), self.rank)
         # An idle reader, kept for reuse because opening one may be slow, and the process that opened it. A
         # deque, because of several threads only one gets it.
-        self._idle: deque[tuple[int, DatasetReader]] = deque(maxlen=1)
+        self._idle: deque[tuple[int, StoredReader]] = deque(maxlen=1)
         # All workers and ranks must read one snapshot in one order. Their state therefore holds the seed, and
         # does not load over another layout of the rows.
-        self._options["at"], self._start = (
-            _from_first_rank(self._begin, self.rank) if together else self._begin()
-        )
+        at, self._start = _from_first_rank(self._begin, self.rank) if together else self._begin()
+        if at is not None:
+            self._options["at"] = at
         self._loaded: JsonState | None = None
         self._position = self._start
         # Whether the log says already that iteration does not end.
         self._said_endless = False
 
-    def _begin(self) -> tuple[Snapshots, JsonState]:
-        """The snapshot and state that all ranks and workers share."""
+    def _begin(self) -> tuple[Snapshots | None, JsonState]:
+        """The snapshot, of data of rlio, and the state that all ranks and workers share."""
         reader = self._open()
         self._put_back(reader)
         if reader.seed is not None:
-            logger.info("reading %s with seed %d", reader.dataset.uri, reader.seed)
-        return reader.dataset.snapshot(), reader.state_dict()
+            logger.info("reading %s with seed %d", _place_of(self._root), reader.seed)
+        own = reader.stored_source
+        at = own.snapshot() if isinstance(own, DatasetSnapshot | JoinedRoots) else None
+        return at, reader.state_dict()
 
-    def _open(self, **options: Any) -> DatasetReader:
-        return DatasetReader(self._root, shard=(self.rank, self.world), **{**self._options, **options})
+    def _open(self, **options: Any) -> StoredReader:
+        reader = read(self._root, shard=(self.rank, self.world), **{**self._options, **options})
+        if not isinstance(reader, SourceReader | RecordReader):
+            reader.close()
+            raise OptionError(f"{type(reader).__name__} reads nothing that is stored: wrap it in prefetch()")
+        return reader
 
-    def _reader(self, state: JsonState | None = None) -> DatasetReader:
+    def _reader(self, state: JsonState | None = None) -> StoredReader:
         """A reader for exclusive use, at the beginning or for loading ``state``; the caller closes it."""
         reader, position = self._idle_reader(), (state or {}).get("position")
         if not self._agreed or not isinstance(position, dict) or "seed" not in position:
@@ -222,7 +239,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             reader.close()
         return self._open(seed=seed_in(position))
 
-    def _idle_reader(self) -> DatasetReader | None:
+    def _idle_reader(self) -> StoredReader | None:
         """The idle reader, if this process has one."""
         try:
             process, reader = self._idle.pop()
@@ -230,7 +247,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             return None
         return reader if process == os.getpid() else None
 
-    def _put_back(self, reader: DatasetReader) -> None:
+    def _put_back(self, reader: StoredReader) -> None:
         """Keep a reader for reuse, instead of an idle one that another thread has put back."""
         other = self._idle_reader()
         self._idle.append((os.getpid(), reader))
@@ -306,7 +323,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         reader = self._reader()
         draw = self._options.get("draw")
         length = draw.length if isinstance(draw, Sequences) else None
-        unit, schemas = reader.unit, reader.dataset.schemas.values()
+        unit, schemas = reader.unit, reader.stored_source.schemas.values()
         self._put_back(reader)
         if unit == "episodes" or (unit == "sequences" and length is None):
             return 1  # The number of rows in a batch is known only after reading it.
@@ -335,7 +352,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     def state_dict(self) -> JsonState:
         """The position of the iteration in this process: after the last batch that it gave.
 
-        The state is that of a `rlio.DatasetReader`; a DataLoader worker gives its own.
+        The state is that of the reader; a DataLoader worker gives its own.
 
         Raises:
             StateError: The last `load_state_dict` failed.

@@ -19,7 +19,7 @@ import pytest
 from further import further
 from kinds import WHOLE, episodes_of, made, with_final
 
-import rlio
+import rlio.torch
 from rlio.errors import CorruptData, OptionError, StateError
 from rlio.formats.tables.mapping import MappedSource
 from rlio.readers import stored_pass
@@ -189,6 +189,39 @@ def test_ranks_get_every_row_once_and_a_state_continues(
         assert [batch["rewards"].tolist() for batch in reader] == rest
     with rlio.read(roots[name], **{**options, "columns": ["rewards"]}) as reader, pytest.raises(StateError):
         reader.load_state_dict(state)
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_loader_of_torch_gives_each_rank_the_batches_of_a_reader(
+    roots: dict[str, Path], name: str, workers: int
+) -> None:
+    root = roots[name]
+    options: Any = {"batch_size": 4, "epochs": 2, "shuffle": True, "seed": 7}
+    given: Any = {**options, **meaning(root), "transform": lambda batch: batch["rewards"].tolist()}
+    with rlio.read(root, shard=(1, 3), **options, **meaning(root)) as reader:
+        expected = [batch["rewards"].tolist() for batch in reader]
+    dataset = rlio.torch.ReplayDataset(root, rank=1, world=3, **given)
+    with dataset.loader(num_workers=workers) as loader:
+        found = [next(loader) for _ in range(3)]
+        state = loader.state_dict()
+    again = rlio.torch.ReplayDataset(root, rank=1, world=3, **given)
+    with again.loader(num_workers=2 - workers) as loader:
+        loader.load_state_dict(state)
+        assert found + list(loader) == expected
+    opened = rlio.torch.ReplayDataset(rlio.open_dataset(root, **meaning(root)), **options)
+    assert sorted(row for batch in opened for row in batch["rewards"].tolist()) == sorted([*range(ROWS)] * 2)
+
+
+def test_a_loader_of_torch_reads_a_table_in_memory_and_refuses_a_mixture(roots: dict[str, Path]) -> None:
+    table = pd.DataFrame({"x": np.arange(6.0), "a": np.arange(6), "end": np.arange(6) % 3 == 2})
+    mapping = rlio.Mapping({"obs": ["x"], "actions": "a"}, terminated="end", next_obs="derive")
+    dataset = rlio.torch.ReplayDataset(table, mapping=mapping, batch_size=4, epochs=1)
+    with dataset.loader(num_workers=2) as loader:
+        assert [batch["actions"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+    with pytest.raises(OptionError, match=r"MixedInput.*stored.*prefetch"):
+        rlio.torch.ReplayDataset({str(roots["rlio"]): 0.5, str(roots["minari"]): 0.5}, batch_size=4)
 
 
 @pytest.mark.parametrize("cache", ["disk", *further("none", "memory")])
