@@ -129,6 +129,7 @@ class SourceReader(InputReader):
                 policy=asked.draw.policy,
                 columns=asked.options.columns,
                 missing=missing,
+                on_error=asked.options.on_error,
             )
         self._pass = open_pass(source, asked.options, draw=asked.draw, cache=cache, missing=missing)
 

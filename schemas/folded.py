@@ -26,7 +26,7 @@ from rlio.batch import Column, MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import Columns
 from rlio.batch.frames import empty_array
 from rlio.batch.nested import Path, leaves, unflatten
-from rlio.schemas.frame_pools import Frames
+from rlio.schemas.frame_pools import Frames, Stacks
 
 __all__ = ["Folded", "join_folded", "unfold"]
 
@@ -53,6 +53,23 @@ class Folded:
             return
         for start in range(0, len(batch), rows):
             yield replace(self, batch=batch[start : start + rows])
+
+    def stacks(self, column: str, path: Path) -> Stacks:
+        """Return the stacks of a leaf in `frames`."""
+        return Stacks(self.frames[column, path], _leaf(self.batch, column, path))
+
+    def outline(self) -> SampleBatch | MultiAgentBatch:
+        """Return the batch with zeros for stacks: of their dtype and shape, but without memory."""
+        if not self.frames:
+            return self.batch
+        assert isinstance(self.batch, SampleBatch)
+        found: dict[str, Column] = {name: self.batch._raw(name) for name in self.batch}
+        for (column, path), frames in self.frames.items():
+            shape = list(frames.shape)
+            shape.insert(frames.stack.axis, frames.stack.depth)
+            zeros = np.broadcast_to(np.zeros((), frames.dtype), (len(self.batch), *shape))
+            found[column] = _with_leaf(found[column], path, zeros)
+        return self.batch._like(found)
 
 
 def unfold(parts: Sequence[Folded], empty: Empty = empty_array) -> SampleBatch | MultiAgentBatch:

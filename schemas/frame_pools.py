@@ -36,7 +36,7 @@ from rlio.schemas.observations import (
     stack_places,
 )
 
-__all__ = ["Frames", "StackPool", "grown", "pool_stacks"]
+__all__ = ["Frames", "StackPool", "Stacks", "grown", "pool_stacks"]
 
 Rows: TypeAlias = "NDArray[np.int64]"
 Places: TypeAlias = "NDArray[np.int32]"
@@ -109,10 +109,31 @@ class Frames:
         """
         same = a == b
         unlike = np.nonzero(~same)
-        if len(unlike[0]):
-            same[unlike] = (as_unsigned(self.at(a[unlike])) == as_unsigned(self.at(b[unlike]))).all(axis=1)
+        step = max(1, _BLOCK_BYTES // max(self._frame.itemsize, 1))
+        for start in range(0, len(unlike[0]), step):
+            here = unlike[0][start : start + step], unlike[1][start : start + step]
+            same[here] = (as_unsigned(self.at(a[here])) == as_unsigned(self.at(b[here]))).all(axis=1)
         whole: NDArray[np.bool_] = same.all(axis=1)
         return whole
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """The stacks of some rows, which are not looked up.
+
+    Attributes:
+        frames: Has all frames of these stacks.
+        places: Indices of each row's frames, oldest first, shape (rows, depth).
+    """
+
+    frames: Frames
+    places: Places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, rows: slice) -> Stacks:
+        return Stacks(self.frames, self.places[rows])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -9,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,23 @@ def test_opening_shows_its_seconds_and_then_how_far_it_is(
     with waiting("open"):
         time.sleep(0.1)
     assert hidden.getvalue() == ""
+
+
+def test_convert_shows_its_opening_before_its_rows(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    @contextlib.contextmanager
+    def shown(name: str, *_: Any, **options: Any) -> Iterator[Callable[[int], None]]:
+        said.append(f"{name} begins")
+        yield lambda done: None
+        said.append(f"{name} ends")
+
+    monkeypatch.setattr("rlio.cli.convert.waiting", shown)
+    monkeypatch.setattr("rlio.cli.convert.progress_bar", shown)
+    assert runner.invoke(app, ["convert", own, str(tmp_path / "to")]).exit_code == 0
+    assert said == ["open begins", "open ends", "convert begins", "convert ends"]
 
 
 def test_opening_other_files_shows_how_far_it_is(data: tuple[str, list[str], rlio.Dataset]) -> None:

@@ -231,6 +231,26 @@ def test_episodes_that_cannot_be_told_apart_are_warned_of_once(tmp_path: Path, c
         assert len(warnings) == (not known and not option), option
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_episodes_that_only_next_observations_tell_apart_are_refused(tmp_path: Path, on_error: Any) -> None:
+    """As in dumps of `d4rl.qlearning_dataset`, which leaves out the rows of timeouts."""
+    columns = datasets(60)
+    columns["next_observations"] = columns["observations"] + np.float32([1, -1])
+    cut = np.flatnonzero(columns["timeouts"])
+    columns["next_observations"][cut] += 0.5
+    timeouts = columns.pop("timeouts")
+    path = save(tmp_path / "a.hdf5", columns)
+    with pytest.raises(UnknownLayout, match=f"row {cut[0]} is not the observation of row {cut[0] + 1}"):
+        D4RLReader(path, on_error=on_error)
+    assert len(read(path, max_episode_steps=100)) == 60
+    save(path, columns | {"timeouts": timeouts})
+    own = own_reading(columns | {"timeouts": timeouts})
+    np.testing.assert_array_equal(read(path)["eps_id"], own["eps_id"])
+    np.savez(tmp_path / "a.npz", **columns)
+    with pytest.raises(SchemaError, match=f"new_obs of row {cut[0]} is not the obs"):
+        rlio.read(tmp_path / "a.npz")
+
+
 def test_a_time_limit_for_a_file_with_timeouts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="timeouts"):
         D4RLReader(save(tmp_path / "a.hdf5", datasets(20)), max_episode_steps=5)
@@ -493,13 +513,13 @@ def test_closing_closes_the_files(tmp_path: Path) -> None:
     save(tmp_path / "a.hdf5", datasets(40))
     reader = D4RLReader(tmp_path)
     reader.sample()
-    ((file, stream, kept, *_),) = reader.source._handles._open
-    assert kept
+    (opened,) = reader.source._handles._open
+    assert opened.datasets
     reader.close()
-    assert not file
-    assert not kept
-    assert stream.closed
-    assert isinstance(stream, io.BufferedReader)
+    assert not opened.file
+    assert not opened.datasets
+    assert opened.stream.closed
+    assert isinstance(opened.stream, io.BufferedReader)
 
 
 def test_datasets_stay_open_while_what_they_cache_is_little(

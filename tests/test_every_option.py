@@ -556,6 +556,53 @@ def test_a_damaged_episode_is_missing_from_an_export_alone_if_it_is_skipped(
     assert rows == [float(number) for number in range(ROWS) if not 16 <= number < 20]
 
 
+#: Format -> the file below its path, and the rewards of an episode in it.
+REWARDS = {
+    "minari": ("data/main_data.hdf5", "episode_{}/rewards"),
+    "d3rlpy": ("", "rewards_{}"),
+    "robomimic": ("", "data/demo_{}/rewards"),
+}
+
+
+@pytest.mark.parametrize("episode", [0, *further(7, 4)])  # The first, and the longest.
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_damaged_episode_is_left_out_alone_wherever_it_is(
+    roots: dict[str, Path], name: str, episode: int, tmp_path: Path
+) -> None:
+    root = tmp_path / f"damaged{SUFFIXES.get(name, '.hdf5')}"
+    rlio.convert(roots["rlio"], root, to=name)
+    below, path = REWARDS[name]
+    with h5py.File(root / below, "r+") as file:
+        short = file[path.format(episode)][:-1]
+        del file[path.format(episode)]
+        file[path.format(episode)] = short
+    first = sum(LENGTHS[:episode])
+    good = [float(row) for row in range(ROWS) if not first <= row < first + LENGTHS[episode]]
+    with pytest.raises(CorruptData):
+        batches(root)
+    options: dict[str, Any]
+    for options in ({}, {"cache": "memory", "shuffle": True, "seed": 1}, {"draw": rlio.WholeEpisodes()}):
+        with rlio.read(root, epochs=1, batch_size=5, on_error="skip", **options) as reader:
+            assert sorted(row for batch in reader for row in batch["rewards"].ravel().tolist()) == good
+            assert reader.skipped == 1
+
+
+def test_statistics_leave_out_the_rows_that_are_skipped(roots: dict[str, Path], tmp_path: Path) -> None:
+    rlio.convert(roots["rlio"], tmp_path / "damaged", to="minari")
+    with h5py.File(tmp_path / "damaged/data/main_data.hdf5", "r+") as file:
+        short = file["episode_9/rewards"][:-1]
+        del file["episode_9/rewards"]
+        file["episode_9/rewards"] = short
+    options: dict[str, Any] = {"normalise": "mean_std", "epochs": 1, "batch_size": ROWS}
+    with pytest.raises(CorruptData):
+        rlio.read(tmp_path / "damaged", **options)
+    with rlio.read(tmp_path / "damaged", on_error="skip", **options) as reader:
+        obs = reader.sample()["obs"]
+    rows = np.arange(ROWS - LENGTHS[9])
+    expected = np.stack([rows, rows % 7], 1).astype(np.float64)
+    np.testing.assert_allclose(obs, (expected - expected.mean(0)) / expected.std(0), atol=1e-5)
+
+
 def test_episodes_of_several_agents_in_files_are_separate(tmp_path: Path) -> None:
     def rows(agent: int, episode: int) -> dict[str, Any]:
         t = [0, 1, 2]

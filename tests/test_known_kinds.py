@@ -361,6 +361,35 @@ def test_parts_of_the_observation_of_zarr_may_be_named(tmp_path: Path) -> None:
     assert left_out == {"done", "stage", "meta/task"}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"compressor": {"id": "imagecodecs_jpegxl"}}, {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}],
+)
+def test_an_array_of_zarr_that_cannot_be_read_may_be_left_out(fields: dict[str, Any], tmp_path: Path) -> None:
+    """UMI's pictures are JPEG XL, its other observations are not."""
+    path, rows = tmp_path / "a.zarr", rows_of()
+    zarr_buffer(rows, path, position=rows["obs"][:, :1])
+    changed(path, **fields)
+    with pytest.raises(
+        (UnknownLayout, SchemaError), match=r"format_options={'observations': \['position'\]}"
+    ):
+        read(path)
+    for options in ({"observations": ["position", "state"]}, {"observations": ["state"]}):
+        with pytest.raises(UnknownLayout, match="data/state"):
+            read(path, format_options=options)
+    found = read(path, format_options={"observations": ["position"]})
+    np.testing.assert_array_equal(found["obs"]["position"], rows["obs"][:, :1])
+    mapping = {"obs/position": "position", "actions": "action"}
+    found = read(path, mapping=rlio.Mapping(mapping, next_obs="derive"))
+    np.testing.assert_array_equal(found["obs"]["position"], rows["obs"][:, :1])
+    with pytest.raises(UnknownLayout, match="data/state"):
+        read(path, mapping=rlio.Mapping({**mapping, "obs/state": "state"}, next_obs="derive"))
+    report = rlio.convert(
+        path, tmp_path / "own", read_options={"format_options": {"observations": ["position"]}}
+    )
+    assert {found.column for found in report.findings if found.kind == "left_out"} == {"state"}
+
+
 def test_a_replay_buffer_without_actions_is_refused_with_the_mapping(tmp_path: Path) -> None:
     zarr_buffer(rows_of(), tmp_path / "a.zarr")
     shutil.rmtree(tmp_path / "a.zarr/data/action")

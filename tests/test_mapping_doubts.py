@@ -243,6 +243,24 @@ def test_rows_that_do_not_follow_each_other_are_noted() -> None:
         assert any("rows seem to be missing" in note for note in reader.source.notes)
 
 
+def cut_by_time_limits() -> dict[str, Any]:
+    """Episodes of 5 rows; only every second one ends by its flag, as in `d4rl.qlearning_dataset`."""
+    x = np.concatenate([np.arange(5.0) + 100 * n for n in range(4)])[:, None]
+    rows = np.arange(20)
+    return {"x": x, "x2": x + 1, "a": np.zeros(20), "done": rows % 10 == 9, "cut": rows % 10 == 4}
+
+
+def test_episodes_that_only_new_obs_tells_apart_are_refused_with_the_flag_that_is_missing() -> None:
+    fields: dict[str, Any] = {"terminated": "done", "next_obs": "x2"}
+    arrays = cut_by_time_limits()
+    text = message_of({name: array for name, array in arrays.items() if name != "cut"}, **fields)
+    assert "new_obs of row 4 is not the obs of row 5" in text
+    made = np.append((arrays["x2"][:-1] != arrays["x"][1:]).any(axis=1), True) & ~arrays["done"]
+    np.testing.assert_array_equal(made, arrays["cut"])
+    found = rows_of(arrays, truncated="cut", **fields)
+    assert found["eps_id"].tolist() == np.repeat(np.arange(4), 5).tolist()
+
+
 def test_arrays_of_steps_and_environments_are_refused_with_the_way_out() -> None:
     table = {
         "x": np.zeros((16, 4, 3)),
@@ -408,7 +426,7 @@ def test_keys_with_dots_are_named_as_they_are(tmp_path: Path) -> None:
         found = rows_of(source, columns, terminated="done", truncated="info.TimeLimit.truncated")
         assert found["obs"].ravel().tolist() == [0, 1, 2, 3, 4]
         assert found["truncateds"].tolist() == [False, False, True, False, False]
-    said = message_of(tmp_path / "a.jsonl", MissingColumn, columns={"obs": "info.b.q"}, terminated="done")
+    said = message_of(tmp_path / "a.jsonl", MissingColumn, columns={"obs": "info.b.q"}, per_file=True)
     assert "no part 'b'" in said
     sparse = [{**row, "info": row["info"] if row["done"] else {}} for row in rows]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, sparse)))
@@ -505,6 +523,7 @@ def test_a_column_whose_name_has_a_blank_is_read(tmp_path: Path) -> None:
 
 # ---- flags that the mapping does not name ----
 
+SHORT_ROWS = {"x": np.arange(5.0), "a": np.arange(5)}
 # Two episodes, of three rows and of two: the first one was cut off, the second one terminated.
 UNNAMED = {
     "x": np.arange(5.0),
@@ -549,7 +568,7 @@ def test_a_flag_that_is_not_named_and_true_within_an_episode_is_refused_with_the
         {"starts": "is_first"},
         {"ends": "cuts"},
         {"terminated": "ok", "truncated": "timeouts"},
-        {"terminated": "done"},
+        {"truncated": "done"},
         *further({"lengths": "counts"}, {"starts": "is_first", "terminated": "ok"}),
     ],
 )
@@ -565,6 +584,119 @@ def test_a_flag_with_another_meaning_is_taken_along_as_a_column() -> None:
     assert rows["also_timeouts"].tolist() == [0, 0, 1, 0, 0]
     # What only has the name of a flag is none.
     assert len(rows_of({**arrays, "timeouts": np.array([0.5, 30.0, 30.0, 2.0, 1.0])}, per_file=True)) == 5
+
+
+# ---- time limits that count as terminal states ----
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("timeouts", {"terminated": "done"}),
+        ("TimeLimit.truncated", {"episode": "id", "terminated": True}),
+        ("infos/TimeLimit.truncated", {"lengths": "counts", "terminated": "ends"}),
+        *further(
+            ("Truncated", {"episode": "id", "terminated": "not go_on"}),
+            ("time_limit", {"starts": "is_first", "terminated": "done"}),
+        ),
+    ],
+)
+def test_a_time_limit_that_the_mapping_calls_terminal_is_refused(
+    name: str, fields: Any, tmp_path: Path
+) -> None:
+    cut = np.array([0, 0, 1, 0, 0], np.uint8)
+    done = np.array([0, 0, 1, 0, 1], np.bool_)
+    arrays = {**SHORT_ROWS, "done": done, "go_on": ~done, "id": np.array([4, 4, 4, 9, 9]), name: cut}
+    arrays |= {"counts": np.array([3, 2]), "ends": np.array([True, True]), "is_first": np.roll(done, 1)}
+    text = message_of(arrays, **fields)
+    assert f"row 2: {name!r}, which the mapping does not name" in text
+    assert f"truncated={name!r}" in text
+    # Where another flag terminates, or the column is one of the user's, it is read.
+    assert len(rows_of({**arrays, name: cut * 0}, **fields)) == 5
+    assert len(rows_of(arrays, columns={**SHORT, f"also_{name}": name}, **fields)) == 5
+    assert len(rows_of({**arrays, "ended": done & (cut == 0)}, episode="id", terminated="ended")) == 5
+
+
+def test_a_time_limit_in_nested_infos_that_the_mapping_calls_terminal_is_refused(tmp_path: Path) -> None:
+    rows = [{"x": n, "a": n, "done": n in (2, 4), "info": {"TimeLimit.truncated": n == 2}} for n in range(5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for source in (tmp_path / "a.jsonl", pa.Table.from_pylist(rows)):
+        text = message_of(source, terminated="done")
+        assert "row 2: 'info.TimeLimit.truncated', which the mapping does not name" in text
+        both = rows_of(source, terminated="done", truncated="info.TimeLimit.truncated")
+        assert both["eps_id"].tolist() == [0, 0, 0, 1, 1]
+
+
+# ---- rows that are missing, twice, or without an action ----
+
+
+@pytest.mark.parametrize("steps", [[0, 1, 1, 2], [0, 1, 3, 4], [1, 0, 2, 3], [0, 4, 8, 8]])
+def test_rows_that_are_missing_or_twice_by_their_step_are_refused_if_new_obs_is_derived(
+    steps: list[int],
+) -> None:
+    log = pd.DataFrame({"x": [*range(4), *range(4)], "a": 0, "id": [1] * 4 + [2] * 4})
+    log["step"] = [*np.arange(4) * (steps[1] - steps[0]), *steps]
+    if steps == [1, 0, 2, 3]:
+        log["step"] = [*range(4), *steps]
+    fields: dict[str, Any] = {"episode": "id", "next_obs": "derive"}
+    text = message_of(log, **fields)
+    assert "from row" in text
+    assert "'step'" in text
+    # Where new_obs is stated, it is right, and the missing rows are a note.
+    noted = rlio.read(log, mapping=rlio.Mapping(SHORT, episode="id", next_obs=["x"]), epochs=1)
+    with noted:
+        assert any("rows seem to be missing" in note for note in noted.source.notes)  # type: ignore[attr-defined]
+    own = {**SHORT, "phase": "step"}
+    assert rows_of(log, own, **fields)["phase"].tolist() == log["step"].tolist()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[0, 1, 2, 3], [3, 2, 1, 0], [0, 4, 8, 10], [7.25, 7.5, 8.5, 8.75], [0, 3, 4, 9]],
+)
+def test_steps_that_go_on_evenly_or_are_times_are_read(steps: list[float]) -> None:
+    log = pd.DataFrame({"x": range(4), "a": 0, "id": 1, "t": steps})
+    assert len(rows_of(log, episode="id", next_obs="derive")) == 4
+
+
+@pytest.mark.parametrize("is_date", [False, True])
+def test_rows_in_another_order_than_their_times_are_refused_if_new_obs_is_derived(
+    is_date: bool, tmp_path: Path
+) -> None:
+    times = np.array([20, 10, 30, 40, 10, 30, 20, 40])
+    log = pd.DataFrame({"x": range(8), "a": 0, "id": [1] * 4 + [2] * 4, "Time": times})
+    if is_date:
+        log["Time"] = pd.Timestamp("2024-05-01") + pd.to_timedelta(times, unit="s")
+    log.to_csv(tmp_path / "a.csv", index=False)
+    fields: dict[str, Any] = {"episode": "id", "next_obs": "derive"}
+    for source in (log, tmp_path / "a.csv"):
+        text = message_of(source, **fields)
+        assert "'Time' goes back in 2 rows of an episode (first in row 1)" in text
+        assert "sort='Time'" in text
+        assert rows_of(source, sort="Time", **fields)["obs"][:, 0].tolist() == [1, 0, 2, 3, 4, 6, 5, 7]
+    with rlio.read(log, mapping=rlio.Mapping(SHORT, episode="id"), epochs=1) as noted:
+        assert any("'Time' goes back" in note for note in noted.source.notes)  # type: ignore[attr-defined]
+    # A time of a day goes back once; what remains goes back always.
+    for values in ([*range(80, 100), *range(20)], range(40, 0, -1)):
+        log = pd.DataFrame({"x": range(40), "a": 0, "id": 1, "time": values})
+        assert len(rows_of(log, **fields)) == 40
+
+
+@pytest.mark.parametrize(("edge", "way"), [(0, "shifted=("), (-1, "final_row=True")])
+def test_actions_that_are_nan_at_an_edge_of_each_episode_are_refused(edge: int, way: str) -> None:
+    log = pd.DataFrame({"x": range(7), "a": 0.5, "r": 1.0, "id": [1] * 3 + [2] * 4})
+    rows = log.groupby("id", group_keys=False).nth(edge).index
+    log.loc[rows, "a"] = np.nan
+    assert way in message_of(log, episode="id")
+    log.loc[1, "a"] = np.nan  # Also elsewhere: a value that the log lacks.
+    assert len(rows_of(log, episode="id")) == 7
+
+
+def test_lengths_that_are_passed_as_ends_are_refused(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(7.0), "a": np.arange(7), "lens": np.array([3, 4]), "firsts": np.array([0, 3, 4])}
+    assert "pass lengths= instead" in message_of(arrays, ends="lens")
+    assert rows_of(arrays, lengths="lens")["eps_id"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert rows_of(arrays, ends="firsts")["eps_id"].tolist() == [0, 0, 0, 1, 2, 2, 2]
 
 
 def test_a_chunk_of_a_replay_that_begins_within_an_episode_says_how_chunks_are_joined(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""The table of episodes: the first of a data set, and the next, beside pyarrow reading the narrow columns."""
+"""`Dataset.episodes` and `Dataset.info`: the first of a data set, and the next, beside pyarrow.
+
+Pyarrow reads the narrow columns of the same files.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +33,7 @@ _ROUNDS = 5
 
 
 def run(setup: Setup) -> Section:
-    """Seconds of `Dataset.episodes`: with an empty cache folder, and of the next process."""
+    """Seconds of `Dataset.episodes` and `Dataset.info`: with an empty cache folder, and with a kept table."""
     rows = setup.scale.rows
     section = Section(
         "episodes", f"The table of {rows // _LENGTH:,} episodes of {rows:,} synthetic rows", unit="call"
@@ -40,7 +43,8 @@ def run(setup: Setup) -> Section:
         with rlio.ParquetWriter(root, spool=None, **({} if roll is None else {"roll": roll})) as writer:
             for batch in _batches(rows):
                 writer.write(rlio.SampleBatch(batch))
-        _measure(section, root, setup)
+        for name, look in (("table", lambda data: data.episodes), ("info", lambda data: data.info())):
+            _measure(section, name, look, root, setup)
         shutil.rmtree(root)
     return section
 
@@ -62,12 +66,12 @@ def _batches(rows: int) -> Iterator[Columns]:
         }
 
 
-def _measure(section: Section, root: Path, setup: Setup) -> None:
-    data = rlio.open_dataset(root)
-    files = [file.removeprefix("file://") for file in data.files()]
+def _measure(
+    section: Section, name: str, look: Callable[[rlio.Dataset], object], root: Path, setup: Setup
+) -> None:
+    opened = [rlio.open_dataset(root)]
+    files = [file.removeprefix("file://") for file in opened[0].files()]
     kept = setup.scratch / "kept"
-
-    episodes, opened = len(data.episodes), [data]
 
     def reopen(*, is_first: bool) -> None:
         """A data set that is open keeps its table."""
@@ -76,10 +80,6 @@ def _measure(section: Section, root: Path, setup: Setup) -> None:
         opened[0] = rlio.open_dataset(root)
         if not is_first:
             opened[0].refresh().episodes  # noqa: B018  # It leaves the file.
-
-    def table() -> None:
-        if len(opened[0].episodes) != episodes:
-            raise ValueError("the table has other episodes")
 
     def read() -> None:
         for file in files:
@@ -90,21 +90,23 @@ def _measure(section: Section, root: Path, setup: Setup) -> None:
     try:
         taken = interleave(
             [
-                Case(_FIRST, table, 1, before=partial(reopen, is_first=True), once=True),
-                Case(_NEXT, table, 1, before=partial(reopen, is_first=False), once=True),
+                Case(_FIRST, lambda: look(opened[0]), 1, before=partial(reopen, is_first=True), once=True),
+                Case(_NEXT, lambda: look(opened[0]), 1, before=partial(reopen, is_first=False), once=True),
                 Case(_READ, read, 1, once=True),
             ],
             rounds=_ROUNDS,
             seconds=0,
         )
+        if len(opened[0].episodes) != setup.scale.rows // _LENGTH:
+            raise ValueError("the table has other episodes")
     finally:
         del os.environ["XDG_CACHE_HOME"]
         if before is not None:
             os.environ["XDG_CACHE_HOME"] = before
-    case = f"{len(files):,} shard{'s' if len(files) > 1 else ''}"
+    case = f"{name}, {len(files):,} shard{'s' if len(files) > 1 else ''}"
     section.add_taken(case, taken)
-    _ratio(section, f"the first table, {case}", "of the processor time of pyarrow", taken, _FIRST, _READ, 2)
-    _ratio(section, f"the next table, {case}", "of that of the first", taken, _NEXT, _FIRST, 0.1)
+    _ratio(section, f"the first {case}", "of the processor time of pyarrow", taken, _FIRST, _READ, 2)
+    _ratio(section, f"the next {case}", "of that of the first", taken, _NEXT, _FIRST, 0.1)
 
 
 def _ratio(

@@ -12,7 +12,7 @@ import typer
 from rlio.cli.data import flag_of, named_value, takes_mapping
 from rlio.cli.failures import print_json
 from rlio.cli.options import IntoStorageOptions, StorageOptions, parse_storage_options
-from rlio.cli.tables import print_table, progress_bar
+from rlio.cli.tables import print_table, progress_bar, waiting
 from rlio.errors import OptionError
 from rlio.support.isolation import Isolation
 from rlio.support.options import refuse_unknown
@@ -79,6 +79,8 @@ def convert(
     if replaced := [field.name for field in fields(Mapping) if field.name in read_options]:
         raise OptionError(f"--read-option {replaced[0]}=...: pass --{flag_of(replaced[0])} instead")
     with ExitStack() as opened:
+        if not as_json:
+            opened.enter_context(waiting("open"))
         report = run(
             src,
             dst,
@@ -110,7 +112,7 @@ def _isolation(isolated: bool, bounds: dict[str, Any]) -> bool | Isolation:
 
 
 class _Bar:
-    """Shows the rows and episodes that were read, by `progress_bar`."""
+    """Shows the rows and episodes that were read, by `progress_bar`, in the place of what is ``opened``."""
 
     def __init__(self, opened: ExitStack) -> None:
         self._opened, self._rows = opened, 0

@@ -159,39 +159,15 @@ def plan_of(
         _check_chooses_rows(dataset, chosen, joint=joint and policy is None)
         check_filter(row_filter, schemas, pids[0])
         searched = filter_options(dataset, row_filter, missing=missing, on_error=options.on_error)
-    leaves_of = {pid: _shown(joint_columns(schemas, pid, chosen.columns)) for pid in pids}
-    told = next(
-        (own[Columns.NEXT_OBS_VALID] for own in leaves_of.values() if Columns.NEXT_OBS_VALID in own), []
-    )
-    for own in leaves_of.values():
-        if told and Columns.NEXT_OBS in own:  # Without the column, all are valid: tables fill it.
-            own.setdefault(Columns.NEXT_OBS_VALID, told)
-    layout = _shared_layout(
-        {pid: Layout.of_leaves(own) for pid, own in leaves_of.items()},
-        joint=joint and policy is None,
-        uri=dataset.uri,
-    )
+    layout = _layout_of(dataset, schemas, pids, chosen, joint=joint and policy is None)
     if options.columns is not None and joint:  # The columns that identify joint steps are read but not shown.
         given = {column_of_name(name) for name in options.columns} | {
             *options.columns,
             Columns.NEXT_OBS_VALID,
         }
         layout = replace(layout, columns=tuple(c for c in layout.columns if c.column in given))
-    has = {
-        name
-        for schema in schemas
-        for pid in pids
-        if pid in schema.policies
-        for name in schema.policies[pid].names
-    }
-    for name in options.columns or () if missing != "drop" else ():
-        if name not in has:
-            raise MissingColumn(
-                f"policy {excerpt(pids[0])} has only {', '.join(sorted(layout.logical))}"
-                f"{did_you_mean(name, layout.logical)}",
-                uri=dataset.uri,
-                column=name,
-            )
+    if missing != "drop":
+        _check_stored(dataset, schemas, pids, options.columns or (), layout)
     return Plan(
         options=chosen,
         layout=_with_writers(layout, uri=dataset.uri) if writers else layout,
@@ -202,6 +178,42 @@ def plan_of(
         writers=writers,
         row_bytes=max((schema.row_bytes for schema in schemas), default=1),
     )
+
+
+def _layout_of(
+    dataset: Source, schemas: Sequence[Schema], pids: Sequence[str], chosen: GroupOptions, *, joint: bool
+) -> Layout:
+    """The columns of the tables, which policies share."""
+    leaves_of = {pid: _shown(joint_columns(schemas, pid, chosen.columns)) for pid in pids}
+    told = next(
+        (own[Columns.NEXT_OBS_VALID] for own in leaves_of.values() if Columns.NEXT_OBS_VALID in own), []
+    )
+    for own in leaves_of.values():
+        if told and Columns.NEXT_OBS in own:  # Without the column, all are valid: tables fill it.
+            own.setdefault(Columns.NEXT_OBS_VALID, told)
+    layouts = {pid: Layout.of_leaves(own) for pid, own in leaves_of.items()}
+    return _shared_layout(layouts, joint=joint, uri=dataset.uri)
+
+
+def _check_stored(
+    dataset: Source, schemas: Sequence[Schema], pids: Sequence[str], names: Sequence[str], layout: Layout
+) -> None:
+    """Raise for a column that no schema has."""
+    has = {
+        name
+        for schema in schemas
+        for pid in pids
+        if pid in schema.policies
+        for name in schema.policies[pid].names
+    }
+    for name in names:
+        if name not in has:
+            raise MissingColumn(
+                f"policy {excerpt(pids[0])} has only {', '.join(sorted(layout.logical))}"
+                f"{did_you_mean(name, layout.logical)}",
+                uri=dataset.uri,
+                column=name,
+            )
 
 
 def _shown(columns: Mapping[str, list[Leaf]]) -> dict[str, list[Leaf]]:

@@ -16,7 +16,7 @@ from rlio.errors import CorruptData
 from rlio.formats.files.hdf5_files import Hdf5Files
 from rlio.formats.place import Place
 from rlio.limits import Limits
-from rlio.source.episodes import measure_row
+from rlio.source.episodes import measure_first
 from rlio.storage import InputFile, each_file
 
 __all__ = ["Hdf5Source", "cut_ranges", "flags_of", "flat", "one_more", "ranges_of"]
@@ -49,11 +49,13 @@ class Hdf5Source:
                 for key, steps in self._handles.guarded(number, None, partial(self._indexed, number)):
                     self._places.append((number, key))
                     self.lengths.append(steps)
-            first = min(self.lengths[0], _SAMPLE_ROWS) if self.lengths else 0
-            self.row_bytes: int = measure_row(self.load_part(0, 0, first, None)) if self.lengths else 1
+            self.row_bytes: int = measure_first(range(len(self.lengths)), self._sample)
         except BaseException:
             self._handles.close()
             raise
+
+    def _sample(self, episode: int) -> SampleBatch:
+        return self.load_part(episode, 0, min(self.lengths[episode], _SAMPLE_ROWS), None)
 
     def _indexed(self, number: int) -> list[tuple[Any, int]]:
         return list(self._index(number))

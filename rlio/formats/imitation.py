@@ -24,7 +24,7 @@ from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.tables.hugging_face import saved_table
 from rlio.limits import Limits
-from rlio.source.episodes import measure_row, with_next_obs
+from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile, each_file
 from rlio.support.progress import each
 
@@ -77,7 +77,9 @@ class ImitationSource:
             for file in each_file(self.files):
                 for piece in each(range(len(self._table.piece_rows(file)))):
                     self._index(file, piece)
-            self.row_bytes: int = measure_row(self.load(0, None)) if self.lengths else 1
+            self.row_bytes: int = measure_first(
+                range(len(self.lengths)), lambda episode: self.load(episode, None)
+            )
         except BaseException:
             self.close()
             raise

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
@@ -96,6 +97,8 @@ class RobomimicSource(Hdf5Source):
         self._mask = mask
         self.origin: Origin = Origin(uri=place.uri)
         self._some_without_next = False
+        #: (Number of the file, name) of the demonstrations whose parts have unlike lengths -> what is wrong.
+        self._damaged: dict[tuple[int, str], str] = {}
         #: Further columns: those that all demonstrations have.
         self._beside: dict[str, _Kinds] | None = None
         self._left_out: set[str] = set()
@@ -106,39 +109,13 @@ class RobomimicSource(Hdf5Source):
         about = data.attrs.get("env_args")
         if isinstance(about, str) and number == 0:
             self.origin = Origin(uri=self.uri, env=about)
-        demos = sorted((int(found[1]), name) for name in data if (found := _DEMO.fullmatch(name)))
-        chosen = None if self._mask is None else self._named(number, self._mask, {name for _, name in demos})
         done_before = done_last = seen = 0
-        for _, name in each(demos):
-            if chosen is not None and name not in chosen:
-                continue
-            group = self._handles.child(data, name)
-            members = list(group)
-            steps = self._steps(number, f"data/{name}/actions")
-            if int(group.attrs.get("num_samples", steps)) != steps:
-                raise CorruptData(
-                    f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
-                )
-            if "obs" not in members:
-                raise MissingColumn(
-                    f"{name} has no obs: it holds states of the simulator; make observations of them with "
-                    "robomimic's dataset_states_to_obs.py",
-                    column=Columns.OBS,
-                )
-            self._some_without_next |= "next_obs" not in members
-            names = [one for one in ("rewards", "dones") if one in members]
-            self._check_rows(number, [f"data/{name}/{one}" for one in names], steps)
+        for name in each(self._chosen(number, data)):
+            steps, dones = self._demonstration(number, data, name)
+            done_before += int(dones[:-1].any())
+            done_last += int(dones[-1:].any())
             if steps:
-                self._look_beside(number, name, members, steps)
-                self._left_out.update(
-                    f"{one} (an attribute)" for one in group.attrs if one not in _KNOWN_ATTRIBUTES
-                )
-            seen += int(steps > 0)
-            if "dones" in members:
-                dones = self._values(number, f"data/{name}/dones")
-                done_before += int(dones[:-1].any())
-                done_last += int(dones[-1:].any())
-            if steps:
+                seen += 1
                 yield name, steps
         if done_before:
             self.notes.append(
@@ -150,6 +127,42 @@ class RobomimicSource(Hdf5Source):
                 f"The last row of each of {seen} demonstrations is marked as done. robomimic's done_mode 1 "
                 "and 2 mark it whether or not the task was done: terminateds may be ends of the recording."
             )
+
+    def _chosen(self, number: int, data: Any) -> list[str]:
+        """The names of the demonstrations that are read, by their numbers."""
+        names = [name for name in data if _DEMO.fullmatch(name)]
+        if self._mask is not None:
+            chosen = self._named(number, self._mask, {*names})
+            names = [name for name in names if name in chosen]
+        return sorted(names, key=lambda name: (int(name.removeprefix("demo_")), name))
+
+    def _demonstration(self, number: int, data: Any, name: str) -> tuple[int, NDArray[Any]]:
+        """Check a demonstration; gives its steps, and their flags, if it has some."""
+        group = self._handles.child(data, name)
+        members = list(group)
+        steps = self._steps(number, f"data/{name}/actions")
+        if "obs" not in members:
+            raise MissingColumn(
+                f"{name} has no obs: it holds states of the simulator; make observations of them with "
+                "robomimic's dataset_states_to_obs.py",
+                column=Columns.OBS,
+            )
+        self._some_without_next |= "next_obs" not in members
+        of_steps = [one for one in ("rewards", "dones") if one in members]
+        try:
+            if int(group.attrs.get("num_samples", steps)) != steps:
+                raise CorruptData(
+                    f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
+                )
+            self._check_rows(number, [f"data/{name}/{one}" for one in of_steps], steps)
+        except CorruptData as error:  # Raised, or skipped, when it is read: the others are whole.
+            self._damaged[number, name] = str(error)
+            return steps, np.zeros(0, np.bool_)
+        if steps:
+            self._look_beside(number, name, group, members, steps)
+        if "dones" not in members:
+            return steps, np.zeros(0, np.bool_)
+        return steps, self._values(number, f"data/{name}/dones")
 
     def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
         if self._member(number, f"mask/{mask}") is None:
@@ -165,6 +178,8 @@ class RobomimicSource(Hdf5Source):
         return chosen
 
     def _rows(self, number: int, key: str, rows: range, steps: int) -> SampleBatch:
+        if (number, key) in self._damaged:
+            raise CorruptData(self._damaged[number, key])
         root = f"data/{key}"
         group = self._member(number, root)
         if "next_obs" in group:
@@ -191,7 +206,7 @@ class RobomimicSource(Hdf5Source):
     def _is_done(self, number: int, path: str, steps: int) -> bool:
         return bool(flags_in("dones", self._handles.read(self._dataset(number, path), steps - 1, steps))[0])
 
-    def _look_beside(self, number: int, demo: str, members: Sequence[str], steps: int) -> None:
+    def _look_beside(self, number: int, demo: str, group: Any, members: Sequence[str], steps: int) -> None:
         """Note what a demonstration has of each step besides the columns that robomimic knows."""
         found: dict[str, _Kinds] = {}
         for name in members:
@@ -206,6 +221,9 @@ class RobomimicSource(Hdf5Source):
                 found[name] = kinds
             else:
                 self._left_out.add(name)
+        self._left_out.update(
+            f"{name} (an attribute)" for name in group.attrs if name not in _KNOWN_ATTRIBUTES
+        )
         if self._beside is None:
             self._beside = found
         # All demonstrations have the same columns.

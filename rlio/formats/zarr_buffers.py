@@ -32,6 +32,7 @@ from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.mapping import MappedSource
+from rlio.formats.tables.paths import names_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import DERIVE
@@ -60,6 +61,8 @@ _PACKED: Final = frozenset(("blosc", "zstd", "gzip", "zlib", "lz4"))
 #: Those that do not change how many bytes there are, by more than a checksum.
 _PLAIN: Final = frozenset(("bytes", "transpose", "crc32c", "delta", "shuffle"))
 _SHARDS: Final = "sharding_indexed"
+_ACTIONS: Final = ("action", "actions")
+_REWARDS: Final = ("reward", "rewards")
 _DERIVED: Final = "next_obs='derive'"
 _BLOCK: Final = 1 << 20
 _SHOWN: Final = 20
@@ -80,6 +83,7 @@ class ZarrTable(Table):
 
     Attributes:
         arrays: Name -> shape and dtype.
+        unread: Name -> why an array cannot be read.
         beside: Paths of other arrays, which have no value a step.
     """
 
@@ -96,8 +100,14 @@ class ZarrTable(Table):
         names = [name for name, is_folder in root.children("data", most=limits.columns + 1) if is_folder]
         if len(names) > limits.columns:
             raise UnsafeData(f"more than {limits.columns} arrays: raise Limits.columns", uri=self.uri)
-        looks = {name: self._guarded(partial(self._arrays.look, f"data/{name}")) for name in names}
-        self.arrays: dict[str, _About] = {name: about for name, about in looks.items() if about is not None}
+        self.arrays: dict[str, _About] = {}
+        self.unread: dict[str, UnknownLayout | SchemaError] = {}
+        for name in names:
+            try:
+                if (about := self._guarded(partial(self._arrays.look, f"data/{name}"))) is not None:
+                    self.arrays[name] = about
+            except (UnknownLayout, SchemaError) as error:
+                self.unread[name] = error
         of_episodes = [f"meta/{name}" for name, is_folder in root.children("meta", most=_SHOWN) if is_folder]
         self.beside: list[str] = [path for path in of_episodes if path != _ENDS]
         self.allowance: Allowance = self._arrays.allowance
@@ -110,6 +120,13 @@ class ZarrTable(Table):
     def suggested(self) -> str:
         """See `Table`: the buffer itself states where episodes end."""
         return f"{suggested_mapping(list(self.names), ends=_DERIVED)} (docs/mapping.md)"
+
+    def arranged(self, mapping: ColumnMapping) -> ColumnMapping:
+        """See `Table`. A mapping may leave out what cannot be read."""
+        for name in names_of([*mapping.columns.values()]):
+            if name in self.unread:
+                raise self.unread[name]
+        return mapping
 
     def stored(self) -> list[InputFile]:
         """The files of the chunks, which determine the rows."""
@@ -351,8 +368,8 @@ def open_buffer(place: Place, *, limits: Limits, observations: Collection[str] |
 
 def _meaning(table: ZarrTable, observations: Collection[str] | None) -> tuple[ColumnMapping, list[str]]:
     rows = table.rows[0]
-    actions = next((name for name in ("action", "actions") if name in table.arrays), None)
-    rewards = next((name for name in ("reward", "rewards") if name in table.arrays), None)
+    actions = next((name for name in _ACTIONS if name in table.arrays), None)
+    rewards = next((name for name in _REWARDS if name in table.arrays), None)
     for name, about in table.arrays.items():
         if (about.shape or (0,))[0] < rows:
             raise CorruptData(
@@ -361,6 +378,11 @@ def _meaning(table: ZarrTable, observations: Collection[str] | None) -> tuple[Co
                 column=name,
             )
     left = [name for name in table.arrays if name not in (actions, rewards)]
+    wanted = {*table.unread} if observations is None else {*observations, *_ACTIONS, *_REWARDS}
+    for error in (error for name, error in table.unread.items() if name in wanted):
+        raise type(error)(
+            f"{error}; or leave it out: format_options={{'observations': {excerpt(left)}}} names what is read"
+        ) from error
     if observations is not None and (absent := sorted({*observations} - {*left})):
         raise OptionError(f"observations={excerpt(absent)}: expected some of {excerpt(left)}", uri=table.uri)
     doubtful = [name for name in left if name in _DOUBTFUL]
@@ -376,5 +398,5 @@ def _meaning(table: ZarrTable, observations: Collection[str] | None) -> tuple[Co
     columns: dict[str, Any] = {Columns.OBS: {name: name for name in parts}, Columns.ACTIONS: actions}
     if rewards is not None:
         columns[Columns.REWARDS] = rewards
-    left_out = sorted(table.arrays.keys() - {*parts, actions, rewards}) + table.beside
+    left_out = sorted({*table.arrays, *table.unread} - {*parts, actions, rewards}) + table.beside
     return ColumnMapping(columns, next_obs=DERIVE), left_out

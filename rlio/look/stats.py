@@ -652,6 +652,7 @@ class Normaliser:
         policy: str | None = None,
         columns: Sequence[str] | None = None,
         missing: Missing = "error",
+        on_error: Literal["raise", "skip"] = "raise",
     ) -> Normaliser:
         """Return the normaliser that the option ``normalise`` of a reader means.
 
@@ -662,6 +663,7 @@ class Normaliser:
             policy: The policy whose rows are read.
             columns: The columns, or parts, that are read; None: all.
             missing: What the reader does with columns that only some writers have; zeros of "fill" count.
+            on_error: What it does with damaged rows; those that it skips do not count.
 
         Raises:
             OptionError: ``value`` is none of these; or rows of several agents are read together.
@@ -691,7 +693,7 @@ class Normaliser:
             for array in _chosen(name, found, read=columns, by_default=isinstance(value, str)):
                 methods[array.name] = method
         stats = read_stats(
-            source, list(methods), policy=policy, missing=missing, on_error="raise", cache_folder=None
+            source, list(methods), policy=policy, missing=missing, on_error=on_error, cache_folder=None
         )
         return cls.of_stats(stats, methods)
 

@@ -10,13 +10,13 @@ from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
-from rlio.batch import Batch, SampleBatch
+from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import ClosedError
 from rlio.read_options import ReadOptions
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.schemas.filling import joint_columns
-from rlio.schemas.folded import unfold
+from rlio.schemas.folded import Folded, unfold
 from rlio.schemas.leaves import Leaf
 from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.schema import Schema
@@ -117,13 +117,15 @@ def _in_stores(leaf: Leaf) -> Leaf:
     return replace(leaf, physical=leaf.physical.removeprefix("_"))
 
 
-def batches_of(reader: SpanReader, segments: Sequence[StoredSegment]) -> Iterator[Decoded]:
+def batches_of(
+    reader: SpanReader, segments: Sequence[StoredSegment], pools: Callable[[Folded], bool]
+) -> Iterator[Decoded]:
     """Decode the row groups of some segments, in order, short ones together; None in place of a lost one.
 
     Short segments are decoded together too, and their rows are then those of one `Decoded` for each writer.
 
-    Frame stacks come in parts, because decoding and packing a row of stacks takes over ten times the memory
-    that the store keeps of it.
+    Frame stacks that the store ``pools`` are not looked up. Others come in parts, because decoding and
+    packing a row of stacks takes over ten times the memory that the store keeps of it.
     """
     most = own_size(reader.source)
     at = 0
@@ -132,25 +134,28 @@ def batches_of(reader: SpanReader, segments: Sequence[StoredSegment]) -> Iterato
         joined = reader.read_joined(segments, at, attributes=False)
         if joined is not None:
             at += len(joined[0])
-            yield from _by_writer(joined[0], unfold([joined[1]]))
+            rows = joined[1] if pools(joined[1]) else Folded(unfold([joined[1]]))
+            yield from _by_writer(joined[0], rows)
             continue
         segment, at = segments[at], at + 1
         for spans, folded in reader.runs(segment, reader.spans(segment)):
             if folded is None:
                 yield Decoded((segment,), None, len(spans[0].rows))
             else:
-                for part in folded.parts(most):
-                    yield Decoded((segment,), unfold([part]), part.batch.agent_steps())
+                for part in [folded] if pools(folded) else folded.parts(most):
+                    rows = part if pools(part) else Folded(unfold([part]))
+                    yield Decoded((segment,), rows, part.batch.agent_steps())
 
 
-def _by_writer(segments: Sequence[StoredSegment], batch: Batch) -> Iterator[Decoded]:
+def _by_writer(segments: Sequence[StoredSegment], folded: Folded) -> Iterator[Decoded]:
     """The rows of whole segments, in order, in one batch for each writer."""
-    first = 0
+    first, batch = 0, folded.batch
     assert isinstance(batch, SampleBatch)
     for _, each in groupby(segments, attrgetter("writer")):
         own = tuple(each)
         rows = sum(segment.rows for segment in own)
-        yield Decoded(own, batch if rows == len(batch) else batch[first : first + rows], rows)
+        part = folded if rows == len(batch) else replace(folded, batch=batch[first : first + rows])
+        yield Decoded(own, part, rows)
         first += rows
 
 
@@ -159,12 +164,12 @@ class Decoded(NamedTuple):
 
     Attributes:
         segments: The segment of the rows; or several of one writer, of which these are all rows.
-        batch: The rows; None if they are lost.
+        batch: The rows; stacks are looked up unless the store pools them. None if they are lost.
         rows: Number of rows, present or lost.
     """
 
     segments: tuple[StoredSegment, ...]
-    batch: Batch | None
+    batch: Folded | None
     rows: int
 
 
@@ -188,7 +193,7 @@ def build(given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows)
     reader = SpanReader(
         source, given.options, counting_of(source, None), given_up=given.given_up, damage=given.damage
     )
-    decoded = batches_of(reader, segments)
+    decoded = batches_of(reader, segments, rows.pools)
     parts = {segment: SegmentRows() for segment in segments}
     # A background thread decodes one group ahead of this thread, which packs.
     with closing(BackgroundThread("rlio-decode")) as thread:

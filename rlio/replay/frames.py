@@ -32,6 +32,8 @@ from rlio.errors import OptionError
 from rlio.replay.buffers import Buffers
 from rlio.replay.memory import Arrays
 from rlio.schemas.column import FrameStack
+from rlio.schemas.frame_pools import Frames as SharedFrames
+from rlio.schemas.frame_pools import Stacks
 from rlio.schemas.observations import as_unsigned
 
 __all__ = ["FramePool", "Frames"]
@@ -130,26 +132,33 @@ class FramePool:
         Raises:
             OptionError: The frames of one episode exceed the pool.
         """
-        stacks, next_stacks = self._frames_of(obs), self._frames_of(new_obs)
-        words, next_words = _words(stacks), _words(next_stacks)
+        return self._prepared(_Pair(self._frames_of(obs), self._frames_of(new_obs)), after)
+
+    def prepare_stacks(self, obs: Stacks, new_obs: Stacks, after: Ids) -> Frames:
+        """Prepare stacks of the pool's form without looking them up.
+
+        The result is that of `prepare`, which copies and compares each frame ``2 * depth`` times.
+        """
+        return self._prepared(_SharedPair(obs, new_obs, self._frame), after)
+
+    def _prepared(self, given: _Pair | _SharedPair, after: Ids) -> Frames:
         linked = np.flatnonzero(after >= 0)
-        linked = linked[_are_equal(next_words, linked, words, after[linked])]
-        begins = np.ones(len(obs), bool)
+        linked = linked[given.are_linked(linked, after[linked])]
+        begins = np.ones(len(after), bool)
         begins[after[linked]] = False
-        links = np.full(len(obs), -1, np.int64)
+        links = np.full(len(after), -1, np.int64)
         links[linked] = after[linked]
         chains = []
         for first in np.flatnonzero(begins).tolist():
             rows = _chain(links, first)
             last = rows[-1:]
-            overlaps = _are_equal(words[:, :-1], rows[1:], words[:, 1:], rows[:-1])
-            at_end = _are_equal(next_words[:, :-1], last, words[:, 1:], last)
+            overlaps = given.overlap(rows)
+            at_end = given.overlaps_own(last)
             # An observation adds one frame, or all of them.
             fresh = np.where([False, *overlaps, *at_end], 1, self.depth)
             newest = fresh[:, None] > np.arange(self.depth)[::-1]
-            frames = [_rows_of(stacks, rows)[newest[:-1]], next_stacks[last[0]][newest[-1]]]
-            chains.append(_Chain(rows, np.concatenate(frames), fresh))
-        found = Frames(len(obs), chains)
+            chains.append(_Chain(rows, given.frames(rows, newest), fresh))
+        found = Frames(len(after), chains)
         most = max(found.sizes, default=0)
         if most > self.capacity:
             raise OptionError(f"{most} frames of one episode do not fit {self.capacity}: raise the capacity")
@@ -241,6 +250,70 @@ class FramePool:
         self.frames[slot : slot + total] = chain.frames
         self.head = first + total
         return ends - self.depth
+
+
+class _Pair:
+    """The observations of rows, and the next ones, whose frames are compared and copied.
+
+    Args:
+        obs, new_obs: Shape (rows, depth), each element one frame.
+    """
+
+    def __init__(self, obs: NDArray[Any], new_obs: NDArray[Any]) -> None:
+        self._obs, self._new_obs = obs, new_obs
+        self._words, self._new_words = _words(obs), _words(new_obs)
+
+    def are_linked(self, here: Ids, there: Ids) -> NDArray[np.bool_]:
+        """Whether the ``new_obs`` of rows equal the ``obs`` of as many others."""
+        return _are_equal(self._new_words, here, self._words, there)
+
+    def overlap(self, rows: Ids) -> NDArray[np.bool_]:
+        """Whether the ``obs`` of each row but the first adds one frame to that of the row before."""
+        return _are_equal(self._words[:, :-1], rows[1:], self._words[:, 1:], rows[:-1])
+
+    def overlaps_own(self, rows: Ids) -> NDArray[np.bool_]:
+        """Whether the ``new_obs`` of rows adds one frame to their own ``obs``."""
+        return _are_equal(self._new_words[:, :-1], rows, self._words[:, 1:], rows)
+
+    def frames(self, rows: Ids, wanted: NDArray[np.bool_]) -> NDArray[Any]:
+        """Frames of the ``obs`` of rows and of the last row's ``new_obs``, as a copy.
+
+        Args:
+            rows: At least one row.
+            wanted: Shape (len(rows) + 1, depth).
+        """
+        own = _rows_of(self._obs, rows)[wanted[:-1]]
+        return np.concatenate([own, self._new_obs[rows[-1]][wanted[-1]]])
+
+
+class _SharedPair:
+    """A `_Pair` of stacks that are not looked up: frames with one index are equal.
+
+    Args:
+        obs, new_obs: The stacks.
+        frame: Dtype of a frame as one value.
+    """
+
+    def __init__(self, obs: Stacks, new_obs: Stacks, frame: np.dtype[Any]) -> None:
+        self._frame = frame
+        shared, self._obs, self._new_obs = obs.frames, obs.places, new_obs.places
+        if new_obs.frames is not shared:
+            self._new_obs = new_obs.places + len(shared)
+            shared = SharedFrames.joined([shared.values, new_obs.frames.values], shared.stack)
+        self._shared = shared
+
+    def are_linked(self, here: Ids, there: Ids) -> NDArray[np.bool_]:
+        return self._shared.equal(self._new_obs[here], self._obs[there])
+
+    def overlap(self, rows: Ids) -> NDArray[np.bool_]:
+        return self._shared.equal(self._obs[rows[1:], :-1], self._obs[rows[:-1], 1:])
+
+    def overlaps_own(self, rows: Ids) -> NDArray[np.bool_]:
+        return self._shared.equal(self._new_obs[rows, :-1], self._obs[rows, 1:])
+
+    def frames(self, rows: Ids, wanted: NDArray[np.bool_]) -> NDArray[Any]:
+        places = np.concatenate([self._obs[rows], self._new_obs[rows[-1:]]])
+        return self._shared.at(places[wanted]).reshape(-1).view(self._frame)
 
 
 def _chain(after: Ids, first: int) -> Ids:

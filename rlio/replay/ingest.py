@@ -17,6 +17,8 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import excerpt
 from rlio.replay.table import Prepared, RowTable
+from rlio.schemas.folded import Folded
+from rlio.schemas.frame_pools import Stacks
 from rlio.schemas.observations import successors
 from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.streams import STREAM_COLUMNS, StreamTable
@@ -92,8 +94,10 @@ class Ingest:
         #: Key of an episode that may continue -> its last row.
         self.open: OrderedDict[tuple[Hashable, ...], OpenEpisode] = OrderedDict()
 
-    def add(self, batch: SampleBatch, *, writer: str = "") -> None:
+    def add(self, batch: SampleBatch | Folded, *, writer: str = "") -> None:
         """Add the rows of a batch in order; the rows of different episodes may be mixed.
+
+        The stacks of a `Folded` batch stay so if the table `pools` them; this adds the same.
 
         Raises:
             SchemaError: The batch does not fit the schema.
@@ -104,12 +108,23 @@ class Ingest:
         self.reserve(parts)
         self.commit(parts)
 
-    def prepare(self, batch: SampleBatch, *, writer: str = "") -> list[Part]:
+    def prepare(self, batch: SampleBatch | Folded, *, writer: str = "") -> list[Part]:
         """Check the rows of a batch without adding them.
 
         Raises:
             SchemaError, OptionError: As in `add`.
         """
+        stacks: dict[str, Stacks] = {}
+        if isinstance(batch, Folded):
+            stacks = {
+                leaf.physical: batch.stacks(column, path)
+                for column, path in batch.frames
+                for leaf in self._policy.columns[column]
+                if leaf.path == path
+            }
+            outline = batch.outline()
+            assert isinstance(outline, SampleBatch)
+            batch = outline
         arrays = self._policy.flatten(batch, policy=self._name)
         # Split into parts, because a ring forgets the rows of one part together.
         step = max(self.table.capacity // 8, 1) if self.table.ring else max(len(batch), 1)
@@ -118,13 +133,16 @@ class Ingest:
                 arrays
                 if step >= len(batch)
                 else {name: values[start : start + step] for name, values in arrays.items()},
+                {name: values[start : start + step] for name, values in stacks.items()},
                 min(step, len(batch) - start),
                 writer,
             )
             for start in range(0, len(batch), step)
         ]
 
-    def _prepared(self, arrays: Mapping[str, NDArray[Any]], rows: int, writer: str) -> Part:
+    def _prepared(
+        self, arrays: Mapping[str, NDArray[Any]], stacks: Mapping[str, Stacks], rows: int, writer: str
+    ) -> Part:
         named = {
             name: arrays[self._policy.columns[name][0].physical]
             for name in STREAM_COLUMNS
@@ -146,7 +164,7 @@ class Ingest:
         t_first, t_last = ([None] * len(keys) if t is None else t[rows].tolist() for rows in (first, last))
         fields = keys, first.tolist(), t_first, last.tolist(), t_last, ended[last].tolist()
         pieces = [_Piece(*piece) for piece in zip(*fields, strict=True)]
-        return Part(self.table.prepare(arrays, after), chain, at, pieces)
+        return Part(self.table.prepare(arrays, after, stacks), chain, at, pieces)
 
     def reserve(self, parts: Sequence[Part]) -> None:
         """Reserve memory for the rows that `commit` adds.

@@ -32,6 +32,7 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, RamArrays
 from rlio.replay.steps import StepLog, bounds_of
 from rlio.replay.table import RowTable
+from rlio.schemas.folded import Folded
 from rlio.schemas.leaves import is_named
 from rlio.schemas.policy_schema import PolicySchema, with_validity
 from rlio.schemas.schema import Schema
@@ -116,24 +117,28 @@ class StoreRows:
         """Bytes of a row, for the policy with the widest rows, without texts."""
         return max(table.layout.bytes for table in self.tables.values())
 
-    def add(self, batch: Batch, *, writer: str = "") -> AddedRows:
-        """Add the rows of a batch.
+    def pools(self, folded: Folded) -> bool:
+        """Whether stacks need not be looked up to be added: see `RowTable.pools`."""
+        return not folded.frames or (
+            not self.joint and all(table.pools(folded.frames) for table in self.tables.values())
+        )
+
+    def add(self, batch: Batch | Folded, *, writer: str = "") -> AddedRows:
+        """Add the rows of a batch; a folded one if the store `pools` it.
 
         Raises:
             SchemaError: The batch does not fit the schema.
             OptionError, CacheError: There is no room. Any error here adds no row.
         """
-        if isinstance(batch, SampleBatch):
-            if self.joint:
-                batch = batch.as_multi_agent()
-            else:
-                (table,) = self.tables.values()
-                ((pid, ingest),) = self.ingests.items()
-                first = table.head
-                ingest.add(batch, writer=writer)
-                self._look_for_missing(pid, batch)
-                return AddedRows({DEFAULT_POLICY_ID: (first, table.head - first)})
-        return self._add_joint(batch, writer)
+        rows = batch.batch if isinstance(batch, Folded) else batch
+        if not self.joint and isinstance(rows, SampleBatch):
+            (table,) = self.tables.values()
+            ((pid, ingest),) = self.ingests.items()
+            first = table.head
+            ingest.add(batch if isinstance(batch, Folded) else rows, writer=writer)
+            self._look_for_missing(pid, rows)
+            return AddedRows({DEFAULT_POLICY_ID: (first, table.head - first)})
+        return self._add_joint(rows.as_multi_agent() if isinstance(rows, SampleBatch) else rows, writer)
 
     def _add_joint(self, batch: MultiAgentBatch, writer: str) -> AddedRows:
         if not self.joint:

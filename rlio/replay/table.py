@@ -27,6 +27,8 @@ from rlio.replay.layout import RowLayout
 from rlio.replay.memory import Arrays, copied
 from rlio.replay.texts import TextHeap, encoded
 from rlio.schemas.column import TEXTS
+from rlio.schemas.frame_pools import Frames as SharedFrames
+from rlio.schemas.frame_pools import Stacks
 from rlio.schemas.leaves import Leaf
 from rlio.support.forks import cached_property
 from rlio.support.states import whole_number
@@ -208,12 +210,25 @@ class RowTable:
 
     # ---- adding ----
 
-    def prepare(self, arrays: Mapping[str, NDArray[Any]], after: Ids) -> Prepared:
+    def pools(self, frames: Mapping[tuple[str, Path], SharedFrames]) -> bool:
+        """Whether the table keeps all these stacks frame by frame, in their own form.
+
+        Args:
+            frames: (column, path of the leaf) -> the frames of its stacks; see `rlio.schemas.folded.Folded`.
+        """
+        kept = {(leaf.column, leaf.path): pair[0].spec.stack for pair in self._pairs for leaf in pair}
+        return all(key in kept and found.stack == kept[key] for key, found in frames.items())
+
+    def prepare(
+        self, arrays: Mapping[str, NDArray[Any]], after: Ids, stacks: Mapping[str, Stacks] | None = None
+    ) -> Prepared:
         """Check rows and convert them to the table's form. The table does not change.
 
         Args:
             arrays: Physical column -> values, one a row; texts as objects.
             after: For each row, the index of its successor in its episode, or -1; always a later row.
+            stacks: Physical column -> stacks that the table `pools`, which are not looked up. They replace
+                those in ``arrays``.
 
         Raises:
             OptionError: The frames of one episode exceed a pool.
@@ -226,8 +241,11 @@ class RowTable:
         block[_NEXT][linked] = block[_PREV][after[linked]] = after[linked] - linked
         frames = {}
         for obs, new_obs in self._pairs:
-            here, there = arrays[obs.physical], arrays[new_obs.physical]
-            frames[obs.physical] = self._pools[obs.physical].prepare(here, there, after)
+            here, there, pool = obs.physical, new_obs.physical, self._pools[obs.physical]
+            if stacks and here in stacks:
+                frames[here] = pool.prepare_stacks(stacks[here], stacks[there], after)
+            else:
+                frames[here] = pool.prepare(arrays[here], arrays[there], after)
         return Prepared(
             block,
             {name: arrays[name] for name in self._wide},

@@ -8,8 +8,9 @@ served as the episodes in it, so that one that is damaged is lost alone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -33,7 +34,7 @@ __all__ = [
     "EpisodeSource",
     "PartSource",
     "RunSource",
-    "measure_row",
+    "measure_first",
     "with_next_obs",
     "without_final_obs",
 ]
@@ -348,13 +349,28 @@ def _runs(layout: EpisodeSource, most: int) -> Iterator[tuple[int, int]]:
         yield start, len(layout.lengths)
 
 
-def measure_row(rows: SampleBatch) -> int:
+def _row_bytes(rows: SampleBatch) -> int:
     """About how many bytes a row takes in memory, by the rows of an episode; pictures count as decoded."""
     size: int = rows.size_bytes()
     for column in rows.values():
         for _, leaf in leaves(column):
             size += len(leaf) * leaf[0].nbytes - size_bytes(leaf) if is_encoded(leaf) else 0
     return max(1, size // max(1, len(rows)))
+
+
+def measure_first(episodes: Iterable[int], load: Callable[[int], SampleBatch]) -> int:
+    """About how many bytes a row takes in memory, by the first of some episodes that is not damaged.
+
+    A damaged one is raised, or skipped, where it is served: it must not take its neighbours with it.
+
+    Args:
+        episodes: The episodes to try.
+        load: Reads one, or a part of it.
+    """
+    for episode in episodes:
+        with contextlib.suppress(CorruptData, SchemaError):
+            return _row_bytes(load(episode))
+    return 1
 
 
 def with_next_obs(observations: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_hdf5, titles_of_read
 from rlio.formats.place import about_format, closed_on_error
+from rlio.formats.tables.doubts import Followed, break_in
 from rlio.formats.tables.hdf5 import suggested_for
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
@@ -61,6 +62,8 @@ _FLAT: Final = (*_FLAGS, Columns.REWARDS, Columns.ACTION_LOGP)
 _MIN_GROUP_ROWS = 4096
 _MAX_GROUP_ROWS: Final = 65_536
 _FLAG_ROWS: Final = 1 << 20
+#: Rows whose observations and next observations are compared.
+_COMPARED_ROWS: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,8 @@ class D4rlSource:
         """Warn once if episodes that a time limit cut cannot be told from the next ones."""
         unknown = {Columns.TRUNCATEDS, Columns.NEXT_OBS}
         for part in self._parts:
+            if Columns.NEXT_OBS in part.paths and Columns.TRUNCATEDS not in part.paths:
+                self._check_followed(part)
             if unknown.isdisjoint(part.paths) and self._max_steps is None:
                 self._warn(
                     part,
@@ -252,6 +257,36 @@ class D4rlSource:
                     "with the next one; if the environment has a limit, pass max_episode_steps=",
                 )
                 return
+
+    def _check_followed(self, part: _Part) -> None:
+        """Refuse next observations that show where an episode ends, if no flag does."""
+        row_bytes = max(1, _row_bytes(part.specs))
+        stop = min(part.rows, _COMPARED_ROWS, max(4, self._limits.group_bytes // row_bytes))
+        if self._max_steps is not None or stop < 2:
+            return
+
+        def read() -> list[Array]:
+            file = self._handles.file(part.file)
+            return [
+                self._read(name, file[part.paths[name]], 0, stop) for name in (Columns.OBS, Columns.NEXT_OBS)
+            ]
+
+        try:
+            obs, after = self._handles.guarded(part.file, None, read)
+        except CorruptData:
+            return  # Raised, or skipped, where it is served.
+        ends = np.isin(np.arange(1, stop + 1), part.starts)
+        row = break_in(Followed(obs, after, ends=ends, terminated=ends, row=0))
+        if row is not None:
+            raise UnknownLayout(
+                f"the next observation of row {row} is not the observation of row {row + 1}, and neither "
+                "terminals nor timeouts end an episode there: two episodes would be one, such as those that "
+                "a time limit cut; add timeouts to the file, such as np.append((next_observations[:-1] != "
+                "observations[1:]).any(axis=1), True) & ~terminals; or pass max_episode_steps= to "
+                "rlio.D4RLReader",
+                uri=self.files[part.file].uri,
+                column="next_observations",
+            )
 
     def _warn(self, part: _Part, text: str) -> None:
         self.notes.append(f"{self.files[part.file].uri} {text}")

@@ -42,7 +42,7 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.schemas.leaves import leaf_name
-from rlio.source.episodes import measure_row, with_next_obs, without_final_obs
+from rlio.source.episodes import measure_first, with_next_obs, without_final_obs
 from rlio.source.videos import VideoStream, video_library
 from rlio.storage import InputFile
 from rlio.support.options import check_choice
@@ -176,7 +176,10 @@ class LeRobotSource:
         try:
             self.row_bytes: int = 1
             if shortest:
-                self.row_bytes = measure_row(self.load(self.lengths.index(shortest), None))
+                others = (number for number, steps in enumerate(self.lengths) if steps)
+                self.row_bytes = measure_first(
+                    (self.lengths.index(shortest), *others), lambda episode: self.load(episode, None)
+                )
         except BaseException:
             self.close()
             raise

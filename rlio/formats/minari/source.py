@@ -43,7 +43,7 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow_file
 from rlio.limits import Limits
-from rlio.source.episodes import measure_row, with_next_obs
+from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile
 from rlio.support.progress import each
 
@@ -166,7 +166,11 @@ class MinariSource:
             if longest:
                 # The longest one need not fit into memory.
                 part = range(min(longest, _SAMPLE_ROWS))
-                self.row_bytes = measure_row(self._load(self.lengths.index(longest), part, None))
+                others = (number for number, steps in enumerate(self.lengths) if steps)
+                self.row_bytes = measure_first(
+                    (self.lengths.index(longest), *others),
+                    lambda episode: self._load(episode, part[: self.lengths[episode]], None),
+                )
         except BaseException:
             self._store.close()
             raise

@@ -44,7 +44,7 @@ from rlio.formats.place import Place
 from rlio.formats.rllib.states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
-from rlio.source.episodes import measure_row, with_next_obs
+from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import Storage
 from rlio.support.progress import each
@@ -123,7 +123,9 @@ class RllibEpisodeSource:
                 sum(chunk.stop - chunk.start for chunk in chunks) for chunks in self._episodes
             ]
             self.spaces: tuple[Any, Any] | None = self._first_spaces()
-            self.row_bytes: int = measure_row(self.load(0, None)) if self.lengths else 1
+            self.row_bytes: int = measure_first(
+                range(len(self.lengths)), lambda episode: self.load(episode, None)
+            )
         except BaseException:
             self.close()
             raise

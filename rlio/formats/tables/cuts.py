@@ -112,6 +112,11 @@ def _between(ends: NDArray[np.int64], rows: int, episodes: int | None) -> list[i
         raise SchemaError(
             f"found {excerpt(ends.tolist(), 80)}, expected numbers that increase, up to {rows}{hint}"
         )
+    if int(ends.sum()) == rows and len(ends) > 1 and ends[0] and episodes in (None, len(ends)):
+        raise SchemaError(
+            f"found {excerpt(ends.tolist(), 80)}, which add up to {rows}, the number of rows: pass lengths= "
+            f"instead; if these are ends, and the last episode is left out, append {rows}"
+        )
     found = np.diff(np.unique([0, *ends, rows]))
     if len(ends) and ends[-1] == rows - 1 and len(found) != episodes:
         raise SchemaError(

@@ -26,13 +26,17 @@ from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.value_arrays import flags_in
 
 __all__ = [
+    "CUT_NAMES",
+    "CUT_PATHS",
     "EDGE_NAMES",
     "ENV_NAMES",
     "NOT",
     "STEP_NAMES",
+    "TIME_NAMES",
     "Followed",
     "Restarts",
     "advice_of_flags",
+    "break_in",
     "check_edges",
     "check_env",
     "check_first",
@@ -40,6 +44,7 @@ __all__ = [
     "check_followed",
     "check_one_step",
     "check_starts",
+    "check_times",
     "mask_ends",
 ]
 
@@ -51,21 +56,44 @@ STEP_NAMES: Final = frozenset(
     for name in ("t", "step", "steps", "timestep", "time_step", "step_id", "step_idx", "step_index")
 ) | {"frame_index", "step_num", "step_number", "step_count", "timesteps"}
 
+#: Names of columns that say when a row was recorded, in lower case.
+TIME_NAMES: Final = frozenset(
+    ("time", "timestamp", "timestamps", "time_stamp", "datetime", "date", "ts", "unix_time", "wall_time")
+)
+
 #: Names of columns that tell environments apart whose rows may be interleaved, in lower case.
 ENV_NAMES: Final = frozenset(
     f"{name}{tail}"
     for name in ("env", "environment", "worker", "actor")
     for tail in ("", "_id", "_idx", "_index", "_num", "_number", "_rank")
 )
+_OF_INFOS: Final = tuple(f"{top}{dot}" for top in ("info", "infos") for dot in "./_")
+#: As Gym's wrapper writes it, or as it becomes where infos are columns; and further names.
+_TIME_LIMITS: Final = (
+    *(f"{top}timelimit{dot}truncated" for top in ("", *_OF_INFOS) for dot in "._"),
+    *("time_limit", "time_out", "timed_out", "is_timeout"),
+)
 #: Names of columns that mark the first or the last rows of episodes, in lower case -> the field for them.
 EDGE_NAMES: Final = {
     **{name: _FIELDS[meant[0]] for meant, names in OTHER_NAMES if meant[0] in _FIELDS for name in names},
     **dict.fromkeys((Columns.TERMINATEDS, Columns.DONES), "terminated"),
-    **dict.fromkeys((Columns.TRUNCATEDS, "timelimit.truncated", "is_last"), "truncated"),
+    **dict.fromkeys((Columns.TRUNCATEDS, "is_last", *_TIME_LIMITS), "truncated"),
     **dict.fromkeys(("is_first", "is_init", "episode_start", "episode_starts"), "starts"),
 }
+#: Those that mark episodes that a time limit cut.
+CUT_NAMES: Final = frozenset(
+    name
+    for name in EDGE_NAMES
+    if name in (Columns.TRUNCATEDS, *_TIME_LIMITS)
+    or any(meant == (Columns.TRUNCATEDS,) and name in names for meant, names in OTHER_NAMES)
+)
+#: Where Gym's wrapper states them, if infos are a nested column.
+CUT_PATHS: Final = tuple((top, "TimeLimit", "truncated") for top in ("info", "infos"))
 #: Most environments whose rows may be interleaved, see `check_followed`.
 _MOST_ENVS: Final = 256
+
+#: Most different changes of a step number; what has more is no number of steps.
+_MOST_CHANGES: Final = 64
 
 #: What a flag that is true where a column is 0 begins with, in a mapping.
 NOT: Final = "not "
@@ -193,6 +221,20 @@ class Followed(NamedTuple):
     ends: NDArray[np.bool_]
     terminated: NDArray[np.bool_]
     row: int
+
+
+def break_in(rows: Followed) -> int | None:
+    """The first row that goes on, by its flags, and whose ``new_obs`` is not the ``obs`` of the next row.
+
+    None: there is none, or most rows are so, which then do not follow each other at all.
+    """
+    found = _goes_on(rows)
+    if found is None or not found[1].any():
+        return None
+    broken = ~found[0] & ~rows.ends[:-1]
+    if not broken.any() or 2 * int(broken.sum()) > len(broken):
+        return None
+    return rows.row + int(broken.argmax())
 
 
 def check_followed(rows: Followed, names: Sequence[str], *, cuts: bool) -> str:
@@ -357,6 +399,82 @@ def check_edges(name: str, flagged: NDArray[np.bool_], may_be: NDArray[np.bool_]
         )
 
 
+def check_cut(name: str, rows: NDArray[np.int64], terminated: str) -> None:
+    """Refuse a flag of time limits that the mapping does not name, in episodes that it says have terminated.
+
+    Args:
+        name: The column.
+        rows: Where it is true, in episodes that are terminated by the mapping.
+        terminated: The field ``terminated`` of the mapping, for the message.
+    """
+    if not len(rows):
+        return
+    shown, flag = excerpt(name), terminated.removeprefix(NOT)
+    way = "name a flag of terminal states alone"
+    if terminated == flag != "True":
+        way += f", such as log['ended'] = log[{excerpt(flag)}] & ~log[{shown}]"
+    raise SchemaError(
+        f"row {rows[0]}: {shown}, which the mapping does not name, says that a time limit ended the episode, "
+        f"and terminated={terminated if terminated == 'True' else excerpt(terminated)} that it terminated: "
+        f"expected terminal states only, and the others in truncated={shown}; {way}; if it means something "
+        f"else, read it as a further column: columns={{..., {excerpt('also_' + name)}: {shown}}}",
+        column=name,
+    )
+
+
+def check_missing(is_missing: NDArray[np.bool_], is_first: Any, is_last: Any, row: int) -> None:
+    """Refuse actions that are NaN in the last rows of episodes only, or in the first rows only.
+
+    Args:
+        is_missing: Which of some rows have no action.
+        is_first: Which begin an episode.
+        is_last: Which are the last of an episode.
+        row: Number of the first of these rows.
+    """
+    for marks, edge, way in (
+        (is_last, "last", "if these rows hold the final observation, pass next_obs='derive', final_row=True"),
+        (
+            is_first,
+            "first",
+            "if each row has the action before its observation, pass next_obs='derive', "
+            "shifted=('actions', ...), with all columns that are stored so",
+        ),
+    ):
+        if is_missing.any() and len(is_missing) > marks.sum() and np.array_equal(is_missing, marks):
+            raise SchemaError(
+                f"row {row + int(is_missing.argmax())}: actions are NaN in the {edge} row of each episode, "
+                f"and in no other: expected one in each row; {way}",
+                column=Columns.ACTIONS,
+            )
+
+
+def check_times(name: str, back: NDArray[np.int64], later: int, *, in_order: bool) -> str:
+    """Refuse rows of which many are earlier than the row before them, and others later, if they must go on.
+
+    Args:
+        name: The column of times.
+        back: The rows that are earlier than the row before them in their episode.
+        later: Number of the rows that are later.
+        in_order: Whether a row goes on from the row before it.
+
+    Returns:
+        What the user should know, if few rows go back or they need not go on; "": nothing.
+    """
+    if not len(back) or not later:
+        return ""
+    shown = excerpt(name)
+    found = (
+        f"{shown} goes back in {len(back)} rows of an episode (first in row {back[0]}), and on in {later}: "
+        f"rows seem to be in another order than they were recorded in; pass sort={shown}"
+    )
+    if in_order and len(back) * 10 > later:  # Not the time of a day, which goes back at midnight.
+        raise SchemaError(
+            f"{found}; if it is no time of rows, map it under a name of your own: columns={{'age': {shown}}}",
+            column=name,
+        )
+    return f"{found}."
+
+
 class Restarts:
     """Looks for a step number that begins again within an episode, over stretches of rows in their order.
 
@@ -372,6 +490,8 @@ class Restarts:
         self._first: Any = None
         self._before: Any = None
         self._same = self._steps = 0
+        #: Change of the step -> rows with it, and the first of these rows; None: it is no counter.
+        self._changes: dict[int, tuple[int, int]] | None = {}
 
     def look(self, start: int, values: NDArray[Any]) -> None:
         """Take in the next rows, from row ``start``.
@@ -391,6 +511,7 @@ class Restarts:
         back = (values < before) & ~is_first
         self._same += int(((values == before) & ~is_first).sum())
         self._steps += int(((values > before) & ~is_first).sum())
+        self._count(rows, values, before, ~is_first & ~(self._skips & np.isin(rows + 1, self._starts)))
         wrong = back & (values == first[episode - low])
         if self._in_order:
             wrong |= back & (values + 1 < before)
@@ -408,6 +529,22 @@ class Restarts:
                 column=self._name,
             )
 
+    def _count(
+        self, rows: NDArray[np.int64], values: NDArray[Any], before: NDArray[Any], goes_on: NDArray[np.bool_]
+    ) -> None:
+        """Count by how much the step changes in the rows that go on from the row before them."""
+        whole = values.astype(np.int64, copy=False) if values.dtype.kind in "iu" else values
+        with np.errstate(invalid="ignore"):
+            changes = (whole - before.astype(whole.dtype, copy=False))[goes_on]
+            found, firsts, counts = np.unique(changes, return_index=True, return_counts=True)
+            is_whole = bool((found % 1 == 0).all())
+        if self._changes is None or len(found) + len(self._changes) > _MOST_CHANGES or not is_whole:
+            self._changes = None
+            return
+        for change, first, count in zip(found.tolist(), firsts.tolist(), counts.tolist(), strict=True):
+            seen, row = self._changes.get(int(change), (0, int(rows[goes_on][first])))
+            self._changes[int(change)] = (seen + count, row)
+
     def finish(self) -> None:
         """Refuse steps of which as many repeat the step before as go on, if rows must go on."""
         if self._in_order and 0 < self._steps <= self._same:
@@ -417,6 +554,38 @@ class Restarts:
                 f"twice; expected those of an episode in their order; {_WAY_OF_ENVS}",
                 column=self._name,
             )
+
+    def check_even(self) -> str:
+        """Refuse steps that mostly go on by one number, and elsewhere do not, if rows must go on.
+
+        Returns:
+            What the user should know, if they need not; "": nothing.
+        """
+        changes = self._changes or {}
+        usual = max(changes, key=lambda change: changes[change][0], default=0)
+        if 2 * changes.get(usual, (0, 0))[0] <= sum(count for count, _ in changes.values()):
+            return ""
+        # A last step may be shorter than the others, as the rest of a number of frames is.
+        rows = [
+            row for change, (_, row) in changes.items() if change * usual <= 0 or abs(change) > abs(usual)
+        ]
+        if not usual or not rows:
+            return ""
+        name = excerpt(self._name)
+        found = (
+            f"{name} changes by {usual} in most rows of an episode, and otherwise from row {min(rows) - 1} "
+            f"to row {min(rows)}: rows seem to be missing, there twice, or in another order"
+        )
+        if not self._in_order:
+            return f"{found}."
+        raise SchemaError(
+            f"{found}, and new_obs is to be derived from the next row; sort the table, drop what is there "
+            "twice, name the column of the next observation in next_obs=, or name a further column in "
+            f"episode=[...] that changes there, such as log['part'] = (log[{name}].diff() != {usual})"
+            ".cumsum(); if it is no step number, map it under a name of your own: "
+            f"columns={{'phase': {name}}}",
+            column=self._name,
+        )
 
 
 def check_one_step(columns: Mapping[str, Any], *, has_flags: bool) -> None:

@@ -38,8 +38,9 @@ _NOT: Final = re.compile(r"not\s+(\S.*)")
 _EXPRESSION: Final = re.compile(r"[~!=<>&|()*+-]|\b(not|and|or)\b")
 
 WAY_OF_ROWS: Final = (
-    "if arrays have the shape (steps, environments, ...), or a row has several episodes, load the file, and "
-    "pass one long array a column to rlio.from_arrays, such as obs.swapaxes(0, 1).reshape(-1, *obs.shape[2:])"
+    "if later steps are padding, name their mask in valid=, or the number of steps in lengths=; if arrays "
+    "have the shape (steps, environments, ...), or a row has several episodes, load the file, and pass one "
+    "long array a column to rlio.from_arrays, such as obs.swapaxes(0, 1).reshape(-1, *obs.shape[2:])"
 )
 
 

@@ -44,19 +44,26 @@ from rlio.formats.files.value_arrays import flags_in, one_a_row
 from rlio.formats.sink import Origin
 from rlio.formats.tables.described import describe, described_lists
 from rlio.formats.tables.doubts import (
+    CUT_NAMES,
+    CUT_PATHS,
     EDGE_NAMES,
     ENV_NAMES,
     STEP_NAMES,
+    TIME_NAMES,
     Followed,
     Restarts,
+    break_in,
+    check_cut,
     check_edges,
     check_env,
     check_followed,
+    check_missing,
     check_one_step,
+    check_times,
 )
 from rlio.formats.tables.episode_rows import EpisodeRows
 from rlio.formats.tables.final_rows import FinalRows
-from rlio.formats.tables.mapped_columns import spelled, stretches
+from rlio.formats.tables.mapped_columns import Flag, as_flags, spelled, stretches
 from rlio.formats.tables.mapped_episodes import MappedEpisodes
 from rlio.formats.tables.own_names import OwnNames, own_map
 from rlio.formats.tables.paths import paths_in, paths_of, resolved
@@ -230,6 +237,17 @@ class MappedSource(MappedEpisodes):
                 for name in self._table.names:
                     if name.lower() in EDGE_NAMES and (name,) not in self._paths():
                         self._check_edges(name)
+            if self._map.terminated:
+                flat = [(name,) for name in self._table.names if name.lower() in CUT_NAMES]
+                nests = [path for path in CUT_PATHS if path[0] in self._table.names]
+                for path in sorted({*flat, *nests} - self._paths()):
+                    self._check_cut(path)
+            if not (self._map.final_row or self._map.shifted):
+                self._check_missing()
+            if not self._map.sort:
+                for name in self._table.names:
+                    if name.lower() in TIME_NAMES and (name,) not in self._paths():
+                        self._check_times(name)
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
@@ -251,6 +269,60 @@ class MappedSource(MappedEpisodes):
             except RlioError:
                 return  # A column that the mapping does not name may hold anything.
             check_edges(name, flagged, np.isin(np.arange(start, stop), edges), start, way)
+
+    def _check_cut(self, path: tuple[str, ...]) -> None:
+        """Refuse a flag of time limits that is not named, in an episode that is to be terminated."""
+        flag, after = self._flags[0], np.array(self._starts[1:], np.int64)
+        for start, stop in stretches(self._file_starts):
+            try:
+                flags = as_flags(
+                    self._read(start, stop, [path], fills=True)[path], Flag(path, False), fills=True
+                )
+            except RlioError:
+                return  # A column that the mapping does not name may hold anything.
+            rows = start + np.flatnonzero(flags)
+            episodes = np.searchsorted(after, rows, side="right")
+            if flag is not None and flag.path in self._of_episodes:
+                rows = rows[self._of_episodes[flag.path][episodes]]
+            elif flag is not None and len(rows):
+                ended = start + np.flatnonzero(self._read_flags(start, stop, [flag])[1][0])
+                rows = rows[np.isin(episodes, np.searchsorted(after, ended, side="right"))]
+            check_cut(".".join(path), rows, str(self._map.terminated))
+
+    def _check_missing(self) -> None:
+        """Refuse actions that some rows around the first end show to be missing at an edge of episodes."""
+        edges = np.array(self._starts, np.int64)
+        rows = max(4, min(_COMPARED_ROWS, _COMPARED_BYTES // self.row_bytes))
+        start = max(0, int(edges[1]) - rows // 2)
+        here = np.arange(start, min(start + rows, self._rows))
+        if Columns.ACTIONS not in self._specs:
+            return
+        found = self._built(Columns.ACTIONS, start, start + len(here))
+        floats = [leaf for _, leaf in leaves(found) if leaf.dtype.kind == "f" and leaf.size]
+        if floats:
+            missing = [np.isnan(leaf.reshape(len(leaf), -1)).all(axis=1) for leaf in floats]
+            is_missing = np.logical_and.reduce(missing)
+            check_missing(is_missing, np.isin(here, edges), np.isin(here + 1, edges), start)
+
+    def _check_times(self, name: str) -> None:
+        back, later = [np.zeros(0, np.int64)], 0
+        before, starts = None, np.array(self._starts, np.int64)
+        for start, stop in stretches(self._file_starts):
+            try:
+                values = self._read(start, stop, [(name,)], fills=self._map.final_row)[name,]
+            except RlioError:
+                return  # A column that the mapping does not name may hold anything.
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufM":
+                return
+            rows = np.arange(start, stop)
+            others = np.concatenate([values[:1] if before is None else before, values[:-1]])
+            goes_on = ~np.isin(rows, starts)
+            back.append(rows[goes_on & (values < others)])
+            later += int((goes_on & (values > others)).sum())
+            before = values[-1:]
+        in_order = self._map.next_obs == DERIVE
+        if found := check_times(name, np.concatenate(back), later, in_order=in_order):
+            self.notes.append(found)
 
     def _check_env(self, name: str) -> None:
         before, starts = None, np.array(self._starts, np.int64)
@@ -286,6 +358,19 @@ class MappedSource(MappedEpisodes):
         cuts = not self._ids and self._table.lengths is None and not self._map.lengths
         if found := check_followed(compared, names, cuts=cuts):
             self.notes.append(found)
+        elif (
+            cuts
+            and self._first is None
+            and not self._map.per_file
+            and (row := break_in(compared)) is not None
+        ):
+            raise SchemaError(
+                f"the new_obs of row {row} is not the obs of row {row + 1}, and no flag ends an episode "
+                "there: two episodes would be one, such as those that a time limit cut; add that flag, such "
+                "as cut = np.append((new_obs[:-1] != obs[1:]).any(axis=1), True) & ~terminated, and name it "
+                "in truncated=; or name the column of ids in episode=",
+                column=Columns.NEXT_OBS,
+            )
 
     def _step_paths(self) -> Iterator[tuple[tuple[str, ...], bool]]:
         """Columns that count steps, and whether they are mapped."""
@@ -315,6 +400,9 @@ class MappedSource(MappedEpisodes):
                 return
             restarts.look(start, values)
         restarts.finish()
+        is_checked = in_order and path == self._specs.get(Columns.T)  # By `_check_steps`.
+        if not is_checked and (found := restarts.check_even()):
+            self.notes.append(found)
 
     def _in_memory(self) -> InputFile:
         """Stands for a table in memory: its checksum is part of a reader's state."""

@@ -13,7 +13,7 @@ from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.formats.tables.table import Lists, Table
 from rlio.mapping import Mapping, nested
 
-__all__ = ["flags_of", "paths_in", "paths_of", "resolved", "walk"]
+__all__ = ["flags_of", "names_of", "paths_in", "paths_of", "resolved", "walk"]
 
 
 def resolved(table: Table, name: object, option: str) -> tuple[str, ...]:
@@ -54,13 +54,14 @@ def paths_of(spec: Any) -> Iterator[tuple[str, ...]]:
 def paths_in(table: Table, columns: abc.Mapping[str, Any], *, of: str) -> list[tuple[str, ...]]:
     """The paths from which a column of rlio is made."""
     specs = nested(columns)
-    return [resolved(table, name, of) for name in _names_in(specs[of])] if of in specs else []
+    return [resolved(table, name, of) for name in names_of(specs[of])] if of in specs else []
 
 
-def _names_in(spec: Any) -> Iterator[Any]:
+def names_of(spec: Any) -> Iterator[Any]:
+    """The names in a spec, nested or not."""
     if isinstance(spec, abc.Mapping) or (isinstance(spec, Sequence) and not isinstance(spec, str)):
         for part in spec.values() if isinstance(spec, abc.Mapping) else spec:
-            yield from _names_in(part)
+            yield from names_of(part)
     else:
         yield spec
 
