@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.infos import NOTES, REST, info_objects, is_typed, mask_path, note_path, order_of
-from rlio.batch.nested import Path, leaves, unflatten
+from rlio.batch.nested import Path, leaves, rebuilt
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.schemas.column import ColumnSpec
 from rlio.support.forks import cached_property
@@ -330,7 +330,7 @@ class InfoForm:
             made[REST] = texts
         else:
             made[REST] = _no_values(rows)
-        return unflatten(made, made.values())  # type: ignore[no-any-return]  # a dict, because of REST
+        return rebuilt(tuple(made), list(made.values()))  # type: ignore[no-any-return]  # a dict, because of REST
 
     def conformed(self, column: Any) -> dict[str, Any]:
         """A column of infos, of objects or in another typed form, in this form.
@@ -377,7 +377,7 @@ class InfoForm:
                 for row, number in _numbers_left(parsed.rest, path, key.shape):
                     values[row], mask[row] = _cast(number[None], key, path)[0], True
                 found[path], found[mask_path(path)] = values, mask
-        return unflatten(paths, [found[path] for path in paths])  # type: ignore[no-any-return]  # by names
+        return rebuilt(tuple(paths), [found[path] for path in paths])  # type: ignore[no-any-return]  # by names
 
     @cached_property
     def _dtypes(self) -> list[tuple[Path, str]]:
@@ -398,7 +398,7 @@ class InfoForm:
         made |= {note_path(p): _no_values(rows) for p, key in self.keys.items() if key.is_python}
         rest = found[REST]
         made[REST] = np.full(rows, None, object) if self.has_rest and rest.dtype != object else rest
-        return unflatten(made, made.values())  # type: ignore[no-any-return]  # a dict, because of REST
+        return rebuilt(tuple(made), list(made.values()))  # type: ignore[no-any-return]  # a dict, because of REST
 
 
 def _is_left(left: Any) -> bool:

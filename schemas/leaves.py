@@ -19,7 +19,7 @@ from rlio.batch.arrays import to_numpy
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.batch.encoded_picture import Codec, is_encoded
 from rlio.batch.infos import NOTES, REST, info_objects, is_typed
-from rlio.batch.nested import Path, leaves, unflatten
+from rlio.batch.nested import Path, leaves, rebuilt
 from rlio.errors import SchemaConflict, SchemaError
 from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.column import ColumnSpec
@@ -121,7 +121,7 @@ def rebuild(found: list[tuple[Path, Any]]) -> Any:
     """Return a column, rebuilt from its leaves."""
     if len(found) == 1 and not found[0][0]:
         return found[0][1]
-    return unflatten([path for path, _ in found], [item for _, item in found])
+    return rebuilt(tuple([path for path, _ in found]), [item for _, item in found])
 
 
 def leaves_of(

@@ -110,6 +110,19 @@ class PolicySchema:
         form = self.infos
         return {} if form is None else {found[path]: found[mask_path(path)] for path in form.keys}
 
+    def holds(self, other: PolicySchema) -> bool:
+        """See `rlio.schemas.schema.Schema.holds`."""
+        own = {(leaf.column, leaf.path): leaf for leaf in self.leaves}
+        for leaf in other.leaves:
+            found = own.pop((leaf.column, leaf.path), None)
+            is_empty = (leaf.column, leaf.path, leaf.spec.kind) == (Columns.INFOS, REST, "none")
+            if found != (replace(leaf, spec=found.spec) if is_empty and found is not None else leaf):
+                return False
+        new = {column for column, _ in own} - {Columns.NEXT_OBS_VALID}
+        if self.infos is None or other.infos is None:
+            return not new
+        return new <= {Columns.INFOS} and other.infos.keys.items() <= self.infos.keys.items()
+
     def check_whole_tuples(self, names: Collection[str]) -> None:
         """Refuse ``names`` that choose some places of a tuple: the others would move up.
 

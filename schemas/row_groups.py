@@ -24,6 +24,7 @@ from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.arrow import to_arrow
 from rlio.schemas.column import TEXTS, ColumnSpec, FrameStack, Nullable
 from rlio.schemas.frame_pools import Frames, StackPool, grown, pool_stacks
+from rlio.schemas.info_columns import absent
 from rlio.schemas.observations import as_unsigned, successors
 from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.schema import Schema
@@ -84,6 +85,8 @@ class RowGroup:
         env_steps: Environment steps of the batches that begin here.
         stacks: Physical column of ``obs`` -> its stacks and those of ``new_obs``; `columns` lacks both.
         times: (First row, times) of each piece.
+        earlier: (Schema, rows) of the first rows that were collected under earlier schemas; see
+            `GroupBuffer.extended`.
     """
 
     rows: int
@@ -96,6 +99,7 @@ class RowGroup:
     env_steps: int
     stacks: dict[str, StackPool] = field(default_factory=dict)
     times: list[tuple[int, Times]] = field(default_factory=list)
+    earlier: tuple[tuple[Schema, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -329,6 +333,7 @@ class GroupBuffer:
         self._text = 0
         #: Bytes of the longest text in a column that NumPy pads.
         self._longest = 0
+        self._earlier: tuple[tuple[Schema, int], ...] = ()
         self._reserve(schema.group_rows)
         self._clear()
 
@@ -433,9 +438,58 @@ class GroupBuffer:
             env_steps=self._env_steps,
             stacks=stacks,
             times=self._times,
+            earlier=self._earlier,
         )
         self._clear()
         return group
+
+    def extended(self, schema: Schema) -> GroupBuffer:
+        """Return a buffer of a schema that `Schema.holds` this one's, with the rows, as if written under it.
+
+        This buffer must not be used any more.
+        """
+        made = GroupBuffer(schema)
+        if not self.rows:
+            return made
+        made._reserve(self.rows)
+        made._policy[: self.rows] = self._policy[: self.rows]
+        made._missing[: self.rows] = self._missing[: self.rows]
+        made._counts = dict(self._counts)
+        for name in made._arrays:
+            self._extend(name, made)
+        made._pools = self._pools
+        knows_missing = [Columns.NEXT_OBS_VALID in schema.policies[pid].columns for pid in self._policies]
+        made._has_missing = bool(np.array(knows_missing)[self._policy[: self.rows]].any())
+        made._batches, made._times = self._batches, self._times
+        made._units, made._env_steps = self._units, self._env_steps
+        made._text, made._longest = self._text, self._longest
+        made._earlier = (*self._earlier, (self.schema, self.rows - sum(rows for _, rows in self._earlier)))
+        made.rows = self.rows
+        return made
+
+    def _extend(self, name: str, made: GroupBuffer) -> None:
+        """Put the values of a physical column into ``made``: those that were collected, else absent ones."""
+        has = self._valid[name][: self.rows] if name in self._valid else np.ones(self.rows, np.bool_)
+        spec, before = made.schema.columns[name], self.schema.columns.get(name)
+        if before != spec:  # Only what is left of infos changes so, and none of it was left.
+            has = np.zeros(self.rows, np.bool_)
+        wanted = has.copy()
+        for number, pid in enumerate(self._policies):
+            own, earlier = (
+                {leaf.physical: leaf.spec for leaf in schema.policies[pid].per_row}.get(name)
+                for schema in (made.schema, self.schema)
+            )
+            if own != earlier:
+                wanted |= self._policy[: self.rows] == number
+        count = int(wanted.sum())
+        values = made._arrays[name][:count]
+        if not has.all():
+            values[:] = "" if spec.kind == "json" else absent(spec, count)
+        if has.any():
+            values[has[wanted]] = self._arrays[name][: self._counts[name]]
+        made._counts[name] = count
+        if name in made._valid:
+            made._valid[name][: self.rows] = wanted
 
     def _texts_of_batches(self) -> list[str | None]:
         texts: list[str | None] = [None] * self.rows
@@ -480,6 +534,7 @@ class GroupBuffer:
         self._env_steps = 0
         self._text = 0
         self._longest = 0
+        self._earlier = ()
 
     def _joint_steps(self, rows: int) -> int:
         """Count the distinct (eps_id, t) among the rows, exactly as readers will."""

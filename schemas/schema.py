@@ -195,6 +195,15 @@ class Schema:
                     grown[pid] = after
         return grown
 
+    def holds(self, other: Schema) -> bool:
+        """Whether rows of ``other`` are rows of this schema too, once they get absent keys of infos.
+
+        So it is of a schema and its `extended` ones, unless a policy is new, or names of columns changed.
+        """
+        if self.policies.keys() != other.policies.keys() or self.multi_agent != other.multi_agent:
+            return False
+        return all(policy.holds(other.policies[pid]) for pid, policy in self.policies.items())
+
     def with_validity(self) -> Schema:
         """Return this schema with ``new_obs_valid`` for each policy that has ``new_obs``."""
         leaf = Leaf(Columns.NEXT_OBS_VALID, (), Columns.NEXT_OBS_VALID, ColumnSpec("|b1", (), "scalar"))

@@ -237,7 +237,7 @@ def test_episodes_that_only_next_observations_tell_apart_are_refused(tmp_path: P
     columns = datasets(60)
     columns["next_observations"] = columns["observations"] + np.float32([1, -1])
     cut = np.flatnonzero(columns["timeouts"])
-    columns["next_observations"][cut] += 0.5
+    columns["next_observations"][columns["timeouts"] | columns["terminals"]] += 0.5
     timeouts = columns.pop("timeouts")
     path = save(tmp_path / "a.hdf5", columns)
     with pytest.raises(UnknownLayout, match=f"row {cut[0]} is not the observation of row {cut[0] + 1}"):

@@ -440,6 +440,7 @@ def test_what_does_not_count_in_rows_is_refused(batch: Any) -> None:
         {"nonsense": 1},
         {"shard": (2, 2)},
         {"missing": "drop"},
+        {"prioritised": True},
     ],
 )
 def test_what_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from stored_batches import assert_same_bits, files, fresh_root, group_bytes, load, numbered, store
 
 import rlio
-from rlio import MultiAgentBatch, SampleBatch
+from rlio import MultiAgentBatch, Roll, SampleBatch
 from rlio.batch.arrays import object_column
 from rlio.batch.infos import info_objects, is_typed
-from rlio.errors import CorruptData, MissingColumn, SchemaConflict, SchemaError
+from rlio.errors import CorruptData, MissingColumn, PublishError, SchemaConflict, SchemaError
+from rlio.log.spool import Spool
 from rlio.maintenance.compact import compact
 from rlio.schemas.info_columns import InfoForm, InfoKey, ParsedInfos
 from rlio.schemas.log_frames import LogFrames
@@ -47,6 +48,10 @@ def columns_of(root: str) -> list[set[str]]:
     """The columns of infos in each shard."""
     names = [pq.read_schema(io.BytesIO(data)).names for _, data in sorted(files(root).items())]
     return [{name for name in found if name.startswith("infos")} for found in names]
+
+
+def _refuse(*args: Any, **options: Any) -> None:
+    raise PublishError("no space left on the disk of the log")
 
 
 def assert_same(found: Any, expected: list[Any]) -> None:
@@ -179,6 +184,87 @@ class TestShards:
         root = store(*(rows_of([info], n) for n, info in enumerate(infos)))
         assert set().union(*columns_of(root)) == {"infos", *(f"infos/k{n}" for n in range(5))}
         assert_same(read(root), infos)
+
+    def test_keys_that_come_later_begin_no_shard_while_rows_wait_for_their_row_group(self) -> None:
+        root = store(*(rows_of(infos, 4 * n) for n, infos in enumerate(LATER)))
+        assert len(columns_of(root)) == 1
+        assert_same(read(root), [info for infos in LATER for info in infos])
+        part = load(root, columns=["t", "infos/e/l"])["infos"]["e"]
+        has = ["e" in (info or {}) for infos in LATER for info in infos]
+        assert part["_l"].tolist() == has
+        assert any(has)
+        assert not all(has)
+
+    def test_keys_that_come_after_a_row_group_begin_a_shard(self) -> None:
+        with group_bytes(600):
+            root = store(rows_of([{}] * 40), rows_of([{"x": X(1)}] * 4, 40))
+        assert columns_of(root) == [set(), {"infos/x"}]
+        assert_same(read(root), [{}] * 40 + [{"x": X(1)}] * 4)
+
+    def test_keys_whose_row_groups_are_smaller_than_the_rows_that_wait_begin_a_shard(self) -> None:
+        infos = [{"x": np.full(64, n)} for n in range(4)]
+        with group_bytes(2000):
+            root = store(rows_of([{}] * 20), rows_of(infos, 20), rows_of([{}] * 20, 24))
+        assert columns_of(root) == [set(), {"infos/x"}]
+        assert_same(read(root), [{}] * 20 + infos + [{}] * 20)
+
+    def test_rows_wait_no_longer_because_of_a_new_key(self) -> None:
+        """The age of the oldest row ends a shard."""
+        with rlio.ParquetWriter(fresh_root(), roll=Roll(max_seconds=600)) as writer:
+            writer.write(rows_of([{}] * 4))
+            timer = writer._timer._timer
+            writer.write(rows_of([{"x": X(1)}] * 4, 4))
+            assert writer._timer._timer is timer is not None
+            writer.flush()
+            writer.write(rows_of([{}] * 4, 8))
+            assert writer._timer._timer is not timer
+
+    @pytest.mark.usefixtures("stopped_clock")
+    def test_rows_with_a_new_key_that_the_log_refuses_leave_the_shard_as_it_was(self, tmp_path: Path) -> None:
+        """Recovery finds no trace of them, and makes the same bytes."""
+        roots = [tmp_path / name for name in ("whole", "refused", "crashed")]
+        options: dict[str, Any] = {
+            "writer_id": "w",
+            "roll": Roll(max_seconds=None),
+            "spool": Spool(sync="never"),
+        }
+
+        def refused(root: Path) -> rlio.ParquetWriter:
+            writer = rlio.ParquetWriter(root, **options)
+            writer.write(rows_of([{}] * 4))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("rlio.log.log.Log.append", _refuse)
+                with pytest.raises(PublishError, match="no space"):
+                    writer.write(rows_of([{"x": X(1)}] * 4, 4))
+            return writer
+
+        with rlio.ParquetWriter(roots[0], **options) as writer:
+            writer.write(rows_of([{}] * 4))
+        refused(roots[1]).close()
+        assert wait_for(fork(lambda: (refused(roots[2]), os._exit(7)))) == 7
+        assert recover(roots[2]).rows == 4
+        found = [[path.read_bytes() for path in root.glob("data/w/*.parquet")] for root in roots]
+        assert found[0] == found[1] == found[2]
+
+    @pytest.mark.usefixtures("stopped_clock")
+    def test_a_shard_of_two_schemas_is_made_again_from_its_log(self, tmp_path: Path) -> None:
+        """As it is once the store has been away for a while."""
+        writer = rlio.ParquetWriter(tmp_path, roll=Roll(max_seconds=None), writer_id="w")
+        made = []
+        submit = writer._publisher.submit
+
+        def keep(shard: Any) -> None:
+            frames = writer._publisher.log.frames(0, shard.rows)
+            made.append((bytes(shard.data), bytes(shard.remake(frames).data)))
+            submit(shard)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(writer._publisher, "submit", keep)
+            for number, infos in enumerate(LATER):
+                writer.write(rows_of(infos, 4 * number))
+            writer.close()
+        ((data, again),) = made
+        assert data == again
 
     def test_rows_of_several_row_groups_and_policies_come_back(self) -> None:
         own = {

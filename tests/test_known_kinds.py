@@ -208,6 +208,20 @@ def test_names_of_ogbench_without_an_end_in_the_last_row_are_refused(tmp_path: P
         read(tmp_path / "a.npz", on_error="skip")
 
 
+def test_files_of_ogbench_for_validation_beside_others_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+    rows = rows_of()
+    ogbench(rows, tmp_path / "cube.npz")
+    assert len(read(tmp_path)) == len(rows)
+    assert not caplog.records
+    ogbench(rows, tmp_path / "cube-val.npz")
+    assert len(read(tmp_path)) == 2 * len(rows)
+    assert "cube-val.npz holds trajectories for validation" in caplog.text
+    caplog.clear()
+    for alone in ("cube.npz", "cube-val.npz"):
+        assert len(read(tmp_path / alone)) == len(rows)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("name", first(1, ["masks", "dones", "obs", "eps_id", "episode_ends", "valids"]))
 def test_npz_that_may_have_another_meaning_is_refused_with_the_mapping(name: str, tmp_path: Path) -> None:
     for rewards in ({}, {"rewards": np.zeros(4)}):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlio.batch.nested import leaves, map_structure, unflatten
+from rlio.batch.nested import leaves, map_structure, rebuilt, unflatten
 from rlio.errors import SchemaError
 
 
@@ -29,9 +29,25 @@ def nested_values() -> st.SearchStrategy[Any]:
 @settings(max_examples=60)
 def test_unflatten_is_the_inverse_of_leaves(value: Any) -> None:
     found = leaves(value)
-    rebuilt = unflatten([path for path, _ in found], [leaf for _, leaf in found])
-    assert rebuilt == value
-    assert leaves(rebuilt) == found
+    made = unflatten([path for path, _ in found], [leaf for _, leaf in found])
+    assert made == value
+    assert leaves(made) == found
+
+
+@given(nested_values())
+@settings(max_examples=60)
+def test_a_remembered_structure_is_built_anew_each_time(value: Any) -> None:
+    paths = tuple(path for path, _ in leaves(value))
+    items = [object() for _ in paths]
+    for _ in range(2):
+        made = rebuilt(paths, items)
+        assert leaves(made) == list(zip(paths, items, strict=True))
+        if isinstance(made, dict):
+            made.clear()
+
+
+def test_a_leaf_of_a_remembered_structure_may_be_a_dict_or_a_tuple() -> None:
+    assert rebuilt((("a",), ("b", 0)), [{"x": 1}, (2,)]) == {"a": {"x": 1}, "b": ((2,),)}
 
 
 @given(nested_values())
@@ -85,6 +101,9 @@ def test_unlike_structures_are_refused_with_the_place(first: Any, second: Any, p
 def test_contradicting_paths_are_refused(paths: list[tuple[str | int, ...]]) -> None:
     with pytest.raises(SchemaError):
         unflatten(paths, list(range(len(paths))))
+    for _ in range(2):
+        with pytest.raises(SchemaError):
+            rebuilt(tuple(paths), list(range(len(paths))))
 
 
 def test_leaves_that_are_dicts_are_not_taken_for_branches() -> None:

@@ -448,12 +448,42 @@ def _stacks(first: int, rows: int) -> SampleBatch:
     return SampleBatch(t=number, obs=obs, new_obs=new_obs, eps_id=t // 23, env_id=env)
 
 
+def _keys(first: int, rows: int) -> SampleBatch:
+    """Infos with a key more, and the first final observation that is missing, from some row on."""
+    number = np.arange(first, first + rows)
+    infos = [{"n": int(n)} if n < 400 else {"n": int(n), "e": {"r": float(n)}} for n in number]
+    infos = [
+        {**info, "s": "text"} if n > 700 else info for n, info in zip(number.tolist(), infos, strict=True)
+    ]
+    batch = SampleBatch(
+        t=number,
+        obs=number.astype(np.float32),
+        new_obs=number.astype(np.float32) + 1,
+        infos=np.array([*infos, None], object)[:-1],
+    )
+    if first > 500:
+        batch["new_obs_valid"] = number % 5 != 0
+    return batch
+
+
+def _keys_of_agents(first: int, rows: int) -> MultiAgentBatch:
+    """Several policies, whose infos get keys at different rows."""
+    batch = _agents(first, rows)
+    for after, (pid, part) in zip((100, 300), batch.items(), strict=True):
+        keys = {"x": np.float64(first), "y": 1} if first > after else {"x": np.float64(first)}
+        part["infos"] = np.array([*([keys] * len(part)), None], object)[:-1]
+        assert pid in ("one", "two")
+    return batch
+
+
 _BATCHES: dict[str, Callable[[int, int], Any]] = {
     "plain": batch_of,
     "agents": _agents,
     "sequences": _sequences,
     "everything": _everything,
     "stacks": _stacks,
+    "keys": _keys,
+    "keys_of_agents": _keys_of_agents,
 }
 _ROLLS = {
     "rows": Roll(max_rows=37, max_seconds=None),
@@ -510,7 +540,8 @@ def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
     ("kind", "batches"),
     [
         ("parquet", "agents"),
-        *further(("parquet", "plain"), ("parquet", "everything")),
+        ("parquet", "keys"),
+        *further(("parquet", "plain"), ("parquet", "everything"), ("parquet", "keys_of_agents")),
         *further(("json", "plain"), ("json", "agents"), ("json", "everything")),
     ],
 )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_batches import group_bytes, numbered
+from stored_batches import assert_same_bits, group_bytes, numbered
 
 from rlio import MultiAgentBatch, SampleBatch
+from rlio.batch.arrays import object_column
 from rlio.batch.multi_agent import step_numbers
 from rlio.errors import SchemaError
 from rlio.schemas.row_groups import GroupBuffer, pieces_of
 from rlio.schemas.schema import Schema
+from rlio.schemas.streams import Times
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 50), min_size=1, max_size=5))
@@ -116,6 +120,98 @@ def test_a_buffer_keeps_nothing_of_the_group_before() -> None:
         assert has is not None
         assert has.tolist() == [True, True, False]
         assert buffer.rows == 0
+
+
+_NO_TIMES = Times()
+_INFOS = [{"x": np.float64(n), "e": {"r": n}} for n in range(4)]
+_FRAMES = np.random.default_rng(0).integers(0, 256, (20, 3, 8, 8), np.uint8)
+
+
+def _written(infos: Any, **columns: Any) -> SampleBatch:
+    return numbered(len(infos), infos=object_column(infos), **columns)
+
+
+def _of_agents(one: Any, two: Any) -> MultiAgentBatch:
+    ids = {"eps_id": np.zeros(4, np.int64)}
+    return MultiAgentBatch({"one": _written(one, **ids), "two": _written(two, **ids)}, 4)
+
+
+_VALID = np.array([True, False, True, True])
+_STACKS = {
+    name: np.stack([_FRAMES[i : i + 3, 0] for i in range(at, at + 4)])
+    for at, name in enumerate(("obs", "new_obs"))
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (_written([{}] * 4), _written(_INFOS)),
+        (_written([{"x": 1.0}] * 4), _written([{"x": 1.0, "name": "text"}] * 4)),
+        (
+            _written([{"x": 1.0}] * 4, new_obs=np.ones((4, 2)), seq_lens=[1, 3]),
+            _written([{"x": 1.0, "a": np.arange(3)}] * 4, new_obs=np.ones((4, 2)), seq_lens=[2, 2]),
+        ),
+        (
+            _written([None] * 4, new_obs=np.ones((4, 2))),
+            _written([None] * 4, new_obs=np.ones((4, 2)), new_obs_valid=_VALID),
+        ),
+        (_written([{}] * 4, **_STACKS), _written(_INFOS, **_STACKS)),
+        (
+            _written([{}] * 4, tokens=object_column([np.arange(n) for n in range(4)])),
+            _written(_INFOS, tokens=object_column([np.arange(n) for n in range(4)])),
+        ),
+        (_of_agents([{}] * 4, [{"x": np.float64(2)}] * 4), _of_agents(_INFOS, _INFOS)),
+    ],
+)
+def test_a_buffer_of_an_extended_schema_has_the_rows_as_if_written_under_it(before: Any, after: Any) -> None:
+    earlier = Schema.of(before, info_keys=True)
+    schema = earlier.extended(after, info_keys=True)
+    assert schema != earlier
+    assert schema.holds(earlier)
+    assert not earlier.holds(schema)
+
+    def put(buffer: GroupBuffer, batch: Any) -> GroupBuffer:
+        for piece in pieces_of(batch, buffer.schema, rooms=repeat(99), limit=99)[0]:
+            buffer.append(replace(piece, times=_NO_TIMES))
+        return buffer
+
+    extended = put(put(GroupBuffer(earlier), before).extended(schema), after)
+    assert extended.room == put(put(GroupBuffer(schema), before), after).room
+    found = extended.take()
+    expected = put(put(GroupBuffer(schema), before), after).take()
+    assert found.earlier == ((earlier, before.agent_steps()),)
+    for each in fields(found):
+        if each.name not in ("columns", "stacks", "earlier"):
+            one, other = (getattr(group, each.name) for group in (found, expected))
+            assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other, each.name
+    assert found.columns.keys() == expected.columns.keys()
+    for name, (values, has) in expected.columns.items():
+        assert_same_bits(found.columns[name][0], values, name)
+        assert np.array_equal(found.columns[name][1], has), name
+    for name, pool in expected.stacks.items():
+        assert np.array_equal(found.stacks[name].new_obs, pool.new_obs)
+        assert np.array_equal(found.stacks[name].frames.values, pool.frames.values)
+    assert extended.take().earlier == ()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        numbered(4, obs=np.ones((4, 9), np.float64), infos=object_column([{}] * 4)),
+        numbered(4, more=np.ones(4), infos=object_column([{}] * 4)),
+        numbered(4, infos=object_column([{"x": 1.0}] * 4)),
+        numbered(4),
+        MultiAgentBatch({"default_policy": _written([{"x": np.float64(1)}] * 4)}, 4),
+        _of_agents(_INFOS, _INFOS),
+    ],
+)
+def test_a_schema_holds_only_rows_that_lack_keys_of_infos(batch: Any) -> None:
+    one, other = (Schema.of(each, info_keys=True) for each in (_written([{"x": np.float64(1)}] * 4), batch))
+    assert one.holds(one)
+    assert other.holds(other)
+    assert not other.holds(one)
+    assert not one.holds(other)
 
 
 def test_batches_of_the_wrong_layout_are_refused() -> None:

@@ -13,17 +13,20 @@ import pytest
 from growing_data import A, B, C, encode, grow, labelled, publish, remove_shard, seal, trim
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_batches import assert_identical, fresh_root, load, numbered
+from stored_batches import assert_identical, fresh_root, group_bytes, load, numbered
 
 from rlio import (
     DatasetReader,
     FollowReader,
     JsonWriter,
     MultiAgentBatch,
+    ParquetWriter,
+    Roll,
     SampleBatch,
     concat_samples,
     open_dataset,
 )
+from rlio.batch.arrays import object_column
 from rlio.catalog import listing
 from rlio.catalog.listing import HoleCheck
 from rlio.errors import CorruptData, DataNotFound, HoleError, OptionError, SchemaConflict
@@ -142,11 +145,8 @@ def test_columns_that_a_later_writer_brought_do_not_change_a_snapshot() -> None:
     assert list(load(root, at=snapshot, missing="fill")) == ["t", "obs", "label"]
 
 
-def test_schemas_are_told_apart_from_few_footers_where_all_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = fresh_root()
-    for first in range(0, 50, 5):
-        grow(root, A, first, 5)
-    publish(root, B, 0, encode(SampleBatch(labelled(0, 5), rewards=np.ones(5))))
+def opened_footers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The shards whose footers are read from now on."""
     opened: list[str] = []
     init = ParquetShard.__init__
     monkeypatch.setattr(
@@ -156,6 +156,57 @@ def test_schemas_are_told_apart_from_few_footers_where_all_are_used(monkeypatch:
             1
         ],
     )
+    return opened
+
+
+def record_keys(root: Path, recordings: int) -> None:
+    """Writers whose infos get a key while their rows wait: no shard has the first schema, which is stored."""
+    with group_bytes(2000):
+        for number in range(recordings):
+            with ParquetWriter(root, roll=Roll(max_seconds=None)) as writer:
+                for first in range(0, 60, 4):
+                    key = {"x": np.full(20, 1.0)} if first else {}
+                    writer.write(numbered(4, 60 * number + first, infos=object_column([key] * 4)))
+
+
+def test_a_schema_that_the_infos_have_outgrown_costs_a_snapshot_no_footers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_keys(tmp_path, 6)
+    snapshot = open_dataset(tmp_path).snapshot()
+    publish(tmp_path, B, 0, encode(SampleBatch(labelled(0, 5), rewards=np.ones(5))))
+    opened = opened_footers(monkeypatch)
+    # All are looked at for the schema of a later writer, which none has.
+    assert len(open_dataset(tmp_path, at=snapshot).schemas) == 2
+    assert len(opened) == 6
+    (tmp_path / "_schema").joinpath(f"{next(iter(open_dataset(tmp_path, at={B: 5}).schemas))}.json").unlink()
+    opened.clear()
+    assert len(open_dataset(tmp_path, at=snapshot).schemas) == 2
+    assert len(opened) == 1
+
+
+def test_a_state_of_several_ranks_loads_at_its_snapshot_if_infos_have_outgrown_a_schema(
+    tmp_path: Path,
+) -> None:
+    record_keys(tmp_path, 3)
+    data = open_dataset(tmp_path)
+    assert len({schema.group_rows for schema in data.schemas.values()}) == 2
+    options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 0, "shard": (0, 2), "epochs": 1}
+    with DatasetReader(data, **options) as reader:
+        reader.sample()
+        state = reader.state_dict()
+        left = [t for batch in reader for t in batch["t"].tolist()]
+    with DatasetReader(tmp_path, at=data.snapshot(), **options) as reader:
+        reader.load_state_dict(state)
+        assert [t for batch in reader for t in batch["t"].tolist()] == left
+
+
+def test_schemas_are_told_apart_from_few_footers_where_all_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = fresh_root()
+    for first in range(0, 50, 5):
+        grow(root, A, first, 5)
+    publish(root, B, 0, encode(SampleBatch(labelled(0, 5), rewards=np.ones(5))))
+    opened = opened_footers(monkeypatch)
     assert len(open_dataset(root, at={A: 50, B: 5}).schemas) == 2
     assert len(opened) <= 3
     assert len(open_dataset(root, at={A: 50}).schemas) == 1

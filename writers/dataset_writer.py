@@ -170,9 +170,9 @@ class DatasetWriter(OutputWriter):
             keep_videos(batch, self.storage, self._videos)
         encoder.start()
         try:
-            if schema is not encoder.schema:
+            if not encoder.goes_on(schema):
                 self._timer.stop()
-                encoder.use(schema)
+            encoder.use(schema)
             if parts:
                 self._take(parts, schema)
                 self._episodes.take(seen)

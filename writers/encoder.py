@@ -23,7 +23,7 @@ __all__ = ["Encoder"]
 
 Part = TypeVar("Part")
 
-# Each new schema begins a shard, so later keys of infos stay in the rest of their rows.
+# A new schema begins a shard where rows before it are encoded, so later keys of infos are left in their rows.
 _MOST_NEW_KEYS = 4
 
 
@@ -143,10 +143,17 @@ class Encoder(ABC, Generic[Part]):
             )
         return self.schema.extended(batch, spaces=spaces, pictures=pictures, info_keys=info_keys)
 
+    def goes_on(self, schema: Schema) -> bool:
+        """Whether rows of ``schema``, the present or an extended one, may follow in the open shard."""
+        return schema is self.schema
+
     def use(self, schema: Schema) -> None:
-        """Continue with another schema; a shard has only one."""
+        """Continue with another schema. A shard has only one: its rows get the later one, or it ends."""
         if schema is not self.schema:
-            self.finish()
+            if self.goes_on(schema):
+                self._cut(begins_shard=False)  # The header of a segment has the schema.
+            else:
+                self.finish()
             if self.schema is not None and schema.masks.keys() - self.schema.masks.keys():
                 self._new_keys += 1
             self.schema = schema

@@ -118,11 +118,18 @@ class ParquetEncoder(Encoder[list[Piece]]):
         super().start()
         self._checksummer.start()
 
+    def goes_on(self, schema: Schema) -> bool:
+        """See `Encoder`: rows of the open row group get an extended schema; those before it end a shard."""
+        groups = self._groups
+        return super().goes_on(schema) or (
+            groups is not None and 0 < groups.rows < schema.group_rows and schema.holds(groups.schema)
+        )
+
     def use(self, schema: Schema) -> None:
         """See `Encoder`."""
         if schema is not self.schema:
             super().use(schema)
-            self._groups, self._frames = RowGroups(schema, self._encode), LogFrames(schema)
+            self._frames = LogFrames(schema)
 
     def close(self) -> None:
         """See `Encoder`."""
@@ -131,7 +138,11 @@ class ParquetEncoder(Encoder[list[Piece]]):
         self._maker.abandon()
 
     def _add(self, part: list[Piece]) -> None:
-        assert self._groups is not None
+        assert self.schema is not None
+        if self._groups is None:
+            self._groups = RowGroups(self.schema, self._encode)
+        # Only now: rows that the log refused must not change the shard of those before.
+        self._groups.use(self.schema)
         self._groups.append(part)
 
     def _finish(self) -> None:
@@ -158,8 +169,8 @@ class ParquetEncoder(Encoder[list[Piece]]):
 
     def _rooms(self, schema: Schema) -> Iterator[int]:
         """Yield the rows that fit the open row group and shard, then those that fit the later groups."""
-        goes_on = schema is self.schema and self._groups is not None
-        group = self._groups.room if goes_on and self._groups is not None else schema.group_rows
+        goes_on = self._groups is not None and self.goes_on(schema)
+        group = schema.group_rows - (self._groups.rows if goes_on and self._groups is not None else 0)
         most = self.roll.max_rows
         shard = None if most is None else most - (self.shard_rows if goes_on else 0)
         while True:

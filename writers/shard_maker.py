@@ -8,6 +8,7 @@ import concurrent.futures.thread  # noqa: F401
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain, islice, repeat
 
 import numpy as np
 
@@ -76,6 +77,8 @@ class ShardMaker:
         self._checksum = checksum
         self._encoder: ShardEncoder | None = None
         self._pending: PendingFile | None = None
+        #: The earlier schemas of the open shard's first rows, in the log.
+        self._earlier: tuple[tuple[Schema, int], ...] = ()
 
     def add(self, buffer: GroupBuffer) -> GroupBuffer:
         """Encode the rows of a buffer, and return the buffer empty."""
@@ -93,7 +96,7 @@ class ShardMaker:
             self.finish()
             self._on_end()
         if self._encoder is None:
-            self._encoder = self._new_encoder(group, schema, compression)
+            self._encoder, self._earlier = self._new_encoder(group, schema, compression), group.earlier
         self._encoder.add(group)
         if self._encoder.encoded_bytes >= self._roll.max_bytes:
             self.finish()
@@ -115,7 +118,7 @@ class ShardMaker:
                 crc32=shard.crc32,
                 schema=encoder.schema,
                 pending=pending,
-                remake=partial(self._remade, encoder.schema),
+                remake=partial(self._remade, encoder.schema, self._earlier),
             )
         )
 
@@ -124,14 +127,21 @@ class ShardMaker:
         if self._pending is not None:
             self._pending.discard()
 
-    def _remade(self, schema: Schema, frames: Iterable[Frame]) -> NewShard:
-        """Make a shard again from its frames in a log."""
+    def _remade(
+        self, schema: Schema, earlier: tuple[tuple[Schema, int], ...], frames: Iterable[Frame]
+    ) -> NewShard:
+        """Make a shard again from its frames in a log, whose first rows are logged under earlier schemas."""
         made: list[NewShard] = []
         maker = ShardMaker(
             made.append, roll=self._roll, compression=self._compression, provenance=self._provenance
         )
+        schemas = chain.from_iterable(repeat(each, rows) for each, rows in earlier)
         groups, logged = RowGroups(schema, maker.add), LogFrames(schema)
         for frame in frames:
+            own = next(islice(schemas, frame.rows - 1, None), schema)
+            if own is not logged.schema:
+                groups.use(own)
+                logged = LogFrames(own)
             groups.append(logged.decode(frame.payload))
         groups.finish()
         maker.finish()
@@ -170,6 +180,11 @@ class RowGroups:
         self._add = add
 
     @property
+    def schema(self) -> Schema:
+        """The schema of the open group."""
+        return self._buffer.schema
+
+    @property
     def rows(self) -> int:
         """Rows of the open group."""
         return self._buffer.rows
@@ -178,6 +193,11 @@ class RowGroups:
     def room(self) -> int:
         """Rows that still fit the open group."""
         return self._buffer.room
+
+    def use(self, schema: Schema) -> None:
+        """Continue with another schema, which must hold the rows of the open group; see `Schema.holds`."""
+        if schema is not self.schema:
+            self._buffer = self._buffer.extended(schema)
 
     def append(self, pieces: list[Piece]) -> None:
         """Take the pieces of one row group; end the open group before or after them as needed."""

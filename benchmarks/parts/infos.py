@@ -1,6 +1,7 @@
 """Infos: what recording and reading them takes, as ratios to the same rows without.
 
-HalfCheetah-v5 with `RecordEpisodeStatistics`, whose infos are numbers alone. Goals are of processor time.
+HalfCheetah-v5 with `RecordEpisodeStatistics`, whose infos are numbers alone: one long recording, and many of
+one episode each, whose last step brings new keys. Goals are of processor time.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _READINGS: dict[str, tuple[bool, list[str] | None, bool]] = {
 _GOALS = {
     "first batch": {"as objects": 3.0, "not asked for": 1.5},
     "each batch": {"as objects": 4.0, "four keys": 1.5, "not asked for": 1.5},
+    "epoch": {"as objects": 4.0, "not looked at": 1.5, "four keys": 1.5, "not asked for": 1.5},
 }
 _ORDERS: dict[str, dict[str, Any]] = {
     "in order": {"cache": "none", "shuffle": False},
@@ -43,6 +45,7 @@ _ORDERS: dict[str, dict[str, Any]] = {
     "shuffled, from memory": {"cache": "memory", "shuffle": True},
 }
 _FIRST, _BATCH, _BATCHES = 256, 1024, 30
+_RECORDINGS = 20
 
 
 @dataclass
@@ -54,13 +57,15 @@ class _Reading:
     options: dict[str, Any]
     _reader: Any = field(default=None, init=False)
 
-    def open(self, size: int = _BATCH) -> None:
+    def open(self, size: int = _BATCH, **options: Any) -> None:
         has_infos, columns, _ = _READINGS[self.name]
-        root = self.roots[has_infos]
-        self._reader = rlio.read(root, columns=columns, batch_size=size, seed=0, **self.options)
+        root, options = self.roots[has_infos], {**self.options, **options}
+        self._reader = rlio.read(root, columns=columns, batch_size=size, seed=0, **options)
 
     def sample(self) -> None:
-        batch = self._reader.sample()
+        self._look(self._reader.sample())
+
+    def _look(self, batch: Any) -> None:
         if _READINGS[self.name][2]:
             batch["infos"]
 
@@ -75,6 +80,11 @@ class _Reading:
     def each(self) -> None:
         for _ in range(_BATCHES):
             self.sample()
+
+    def epoch(self) -> None:
+        self.open(_FIRST, epochs=1)
+        for batch in self._reader:
+            self._look(batch)
 
     def close(self) -> None:
         self._reader.close()
@@ -110,9 +120,30 @@ def run(setup: Setup) -> Section:
             section.add_taken(case, interleave(cases, rounds=setup.scale.rounds, seconds=0))
             for name in list(_READINGS)[1:]:
                 _compare(section, case, name, at_most=_GOALS[what].get(name))
+    _short(setup, section, rows)
     for root in roots.values():
         _clear(root)
     return section
+
+
+def _short(setup: Setup, section: Section, rows: int) -> None:
+    """Record an episode at a time, and read an epoch over all recordings."""
+    roots = {has: setup.scratch / f"infos-short-{has}" for has in (False, True)}
+    for has, root in roots.items():
+        _clear(root)
+        for number in range(_RECORDINGS):
+            _record(root, rows // _RECORDINGS, infos=has, seed=number, episode=rows // _RECORDINGS)
+    shards = len(list(roots[True].glob("data/*/*.parquet"))) / _RECORDINGS
+    section.quantity(f"{_RECORDINGS} recordings of an episode", "shards of each", shards, "", at_most=1)
+    for order in ("in order", "shuffled"):
+        readings = [_Reading(roots, name, _ORDERS[order]) for name in _READINGS]
+        case = f"epoch over {_RECORDINGS} recordings of an episode, {order}"
+        cases = [Case(r.name, r.epoch, rows, after=r.close, once=True) for r in readings]
+        section.add_taken(case, interleave(cases, rounds=setup.scale.rounds, seconds=0))
+        for name in list(_READINGS)[1:]:
+            _compare(section, case, name, at_most=_GOALS["epoch"].get(name))
+    for root in roots.values():
+        _clear(root)
 
 
 def _compare(section: Section, case: str, name: str, *, at_most: float | None) -> None:
@@ -124,15 +155,15 @@ def _compare(section: Section, case: str, name: str, *, at_most: float | None) -
     section.quantity(f"{case}: {name}", _WITHOUT, value, "x", at_most=at_most)
 
 
-def _record(root: Path, rows: int, *, infos: bool) -> None:
-    """Record random steps."""
-    env: Any = gym.wrappers.RecordEpisodeStatistics(gym.make("HalfCheetah-v5"))
-    env.action_space.seed(0)
+def _record(root: Path, rows: int, *, infos: bool, seed: int = 0, episode: int = 1000) -> None:
+    """Record random steps, of episodes of so many."""
+    env: Any = gym.wrappers.RecordEpisodeStatistics(gym.make("HalfCheetah-v5", max_episode_steps=episode))
+    env.action_space.seed(seed)
     with rlio.RecordExperience(env, root, infos=infos) as recorder:
-        recorder.reset(seed=0)
+        recorder.reset(seed=seed)
         for _ in range(rows):
             _, _, terminated, truncated, _ = recorder.step(env.action_space.sample())
-            if terminated or truncated:
+            if terminated or truncated:  # A reset after the last one records nothing.
                 recorder.reset()
 
 

@@ -174,7 +174,9 @@ class FollowingReplay(InputReader):
         self._capacity, self._folder = capacity, folder
         self._slots = slots
         self._check()
-        self._prioritised = prioritised
+        self._prioritised: Prioritised | None = (
+            None if prioritised is None else expected(prioritised, Prioritised, "prioritised")
+        )
         self._markers = markers
         self._missing: Literal["error", "fill"] = missing
         self._poll_seconds = poll_seconds

@@ -228,7 +228,8 @@ class DatasetSnapshot(Described, Source):
         """Hash -> schema of every writer's rows; read from the root at first use.
 
         For a snapshot, the schemas of its rows only: schemas of later writers are left out. To find them,
-        reads footers until each schema was found; reads all footers if a schema is not used.
+        reads footers until each schema was found; reads all footers if a schema is not used. Those that a
+        used one holds stay: they change nothing, and infos that get keys leave one that no shard has.
 
         Raises:
             CorruptData: A schema file is damaged.
@@ -241,9 +242,11 @@ class DatasetSnapshot(Described, Source):
         lasts = {segment.ref.writer: segment for segment in self.segments}
         for segment in dict.fromkeys((*lasts.values(), *self.segments)):
             try:
-                used.add(self.open_shard(segment).schema.hash)
+                schema = self.open_shard(segment).schema
             except (CorruptData, DataNotFound):
                 continue  # The reader of its rows finds the damage again, and raises or counts it.
+            if schema.hash not in used:
+                used |= {schema.hash, *(name for name, other in found.items() if schema.holds(other))}
             if used >= found.keys():
                 break
         return {name: schema for name, schema in found.items() if name in used}

@@ -42,6 +42,10 @@ _OTHERS: Final = frozenset(
 ) | {Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.NEXT_OBS_VALID, "masks", "valids", "episode_terminals"}
 
 
+#: What the names of OGBench's files for validation end with.
+_HELD_OUT: Final = "-val.npz"
+
+
 def _is_ogbench(names: Collection[str]) -> bool:
     return _OGBENCH.issubset(names) and (_OTHERS | {"rewards", _NEXT, _TIMEOUTS}).isdisjoint(names)
 
@@ -89,6 +93,13 @@ def open_ogbench(place: Place, *, limits: Limits) -> MappedSource:
         "The last row of each trajectory is its final observation, as OGBench's loader reads it: its action "
         "is left out. terminals end trajectories that were cut; none of them terminated."
     )
+    held_out = [file.uri for file in place.files if file.uri.endswith(_HELD_OUT)]
+    if 0 < len(held_out) < len(place.files):
+        source.notes.append(
+            f"{held_out[0]} holds trajectories for validation, which are read with the others: pass the "
+            "paths of the other files to leave them out"
+        )
+        logger.warning("%s", source.notes[-1])
     source.left_out = left_out
     return source
 
