@@ -901,10 +901,10 @@ def test_dtypes_are_those_of_the_first_record_also_after_a_failure(
     (tmp_path / "a.json").write_bytes(lines(*records))
     opened, calls = InputFiles.open, iter(range(99))
 
-    def fails_once(files: InputFiles, number: int) -> Any:
+    def fails_once(files: InputFiles, number: int, **options: Any) -> Any:
         if next(calls) == 2:  # When the first record is read to decide dtypes.
             raise StoreError("unreachable")
-        return opened(files, number)
+        return opened(files, number, **options)
 
     with JsonReader(tmp_path, shuffle=True, seed=1, epochs=1) as reader:
         monkeypatch.setattr(InputFiles, "open", fails_once)

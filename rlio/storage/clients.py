@@ -25,12 +25,16 @@ from typing import Any, Final, TypeVar
 
 from rlio.storage.parallel import REQUESTS
 
-__all__ = ["CONNECTING", "Clients", "protocols_of", "within"]
+__all__ = ["CONNECTING", "TIMEOUT", "Clients", "protocols_of", "within"]
 
 T = TypeVar("T")
 
 #: Protocols whose client is one connection, made together with the client.
 CONNECTING: Final = frozenset({"sftp", "ssh", "ftp"})
+
+#: Seconds for one attempt: no answer ever took longer in practice, and a store that hangs must not block the
+#: caller. The time for an object's bytes is added.
+TIMEOUT: Final = 60.0
 
 #: Protocols that run in this process and cannot hang.
 _IN_PROCESS = frozenset({"memory", "zipped"})

@@ -30,7 +30,7 @@ from typing import Any, Self, TypeVar
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.storage.call_options import split_options
-from rlio.storage.clients import CONNECTING, protocols_of, within
+from rlio.storage.clients import CONNECTING, TIMEOUT, protocols_of, within
 from rlio.storage.failures import is_permanent, store_error
 from rlio.storage.inputs import InputFile, expand_inputs, open_input
 from rlio.storage.local import LocalFolder
@@ -70,9 +70,6 @@ _path_of = attrgetter("path")
 
 #: Errors that mean that no object is there.
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-#: Seconds for one attempt: no answer ever took longer in practice, and a store that hangs must not block the
-#: caller. The time for an object's bytes is added.
-TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final, cast
 
-from rlio.storage.filesystem import TIMEOUT
+from rlio.storage.clients import TIMEOUT
 from rlio.storage.inputs import InputFile, expand_inputs, open_input, opened_remote
 from rlio.storage.parallel import Plan, Range
 from rlio.storage.remote import RemoteFolder
@@ -45,16 +45,17 @@ class InputFiles:
     Args:
         files: The files, in the order in which they are most often read.
         tail: Bytes at the end of larger files that are fetched likewise, because they are read first.
+        locks: Whether the reader of a file holds a lock as it reads; see `FarFile`. Not with ``tail``.
     """
 
-    def __init__(self, files: Sequence[InputFile], *, tail: int = 0) -> None:
-        self._files, self._tail = files, tail
+    def __init__(self, files: Sequence[InputFile], *, tail: int = 0, locks: bool = False) -> None:
+        self._files, self._tail, self._locks = files, tail, locks
         self._stores: dict[int, _Store] = {}
         self._plan: Plan | None = None
         self._last: int | None = None
 
-    def open(self, number: int) -> IO[bytes]:
-        """Open a file for reading from its start; the caller closes it.
+    def open(self, number: int, *, scans: bool = False) -> IO[bytes]:
+        """Open a file for reading from its start; the caller closes it. ``scans``: see `open_input`.
 
         Raises:
             DataNotFound, UnknownLayout, StoreError: As `open_input`.
@@ -66,8 +67,8 @@ class InputFiles:
         if file.fs is not None and not again:
             self._announce(number)
         if wanted is None:
-            return open_input(file)
-        return open_input(file, fetch=lambda: self._fetched(file, wanted, ahead=not again))
+            return open_input(file, scans=scans, locks=self._locks)
+        return open_input(file, fetch=lambda: self._fetched(file, wanted, ahead=not again), scans=scans)
 
     def _announce(self, number: int) -> None:
         last, self._last = self._last, number

@@ -23,6 +23,7 @@ from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
+from rlio.storage.far_file import far_file
 from rlio.storage.near import did_you_mean_path
 from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
@@ -109,7 +110,13 @@ def expand_inputs(
     return list(found.values())
 
 
-def open_input(file: InputFile, *, fetch: Callable[[], IO[bytes] | None] = lambda: None) -> IO[bytes]:
+def open_input(
+    file: InputFile,
+    *,
+    fetch: Callable[[], IO[bytes] | None] = lambda: None,
+    scans: bool = False,
+    locks: bool = False,
+) -> IO[bytes]:
     """Open ``file`` for reading from its start; the caller closes it.
 
     Errors of the filesystem become `StoreError`s, also later while reading.
@@ -117,6 +124,8 @@ def open_input(file: InputFile, *, fetch: Callable[[], IO[bytes] | None] = lambd
     Args:
         file: The file.
         fetch: Returns its bytes as the filesystem has them; None: the filesystem opens it.
+        scans: Whether it will be read to its end: on a remote store, more is then fetched ahead.
+        locks: Whether its reader holds a lock as it reads; see `FarFile`.
 
     Raises:
         DataNotFound: The file no longer exists.
@@ -128,7 +137,7 @@ def open_input(file: InputFile, *, fetch: Callable[[], IO[bytes] | None] = lambd
             stream: Any = io.FileIO(file.path) if file.fs is None else fetch()
         except FileNotFoundError as error:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
-        stream = opened_remote(file) if stream is None else stream
+        stream = opened_remote(file, scans=scans, locks=locks) if stream is None else stream
         try:
             if _may_be_pointer(file, stream):
                 start = stream.read(POINTER_BYTES)
@@ -140,14 +149,14 @@ def open_input(file: InputFile, *, fetch: Callable[[], IO[bytes] | None] = lambd
     return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
 
 
-def opened_remote(file: InputFile) -> Any:
-    """A file of a filesystem, opened by it.
+def opened_remote(file: InputFile, *, scans: bool = False, locks: bool = False) -> Any:
+    """A file of a filesystem, see `far_file`.
 
     Raises:
         DataNotFound: The file no longer exists.
     """
     try:
-        return file.fs.open(file.path, "rb")
+        return far_file(file.fs, file.path, scans=scans, locks=locks)
     except FileNotFoundError as error:
         raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
 

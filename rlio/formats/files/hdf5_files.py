@@ -79,7 +79,7 @@ class Hdf5Files:
             import h5py
         self._h5py = h5py
         self.files = files
-        self._inputs, self._limits = InputFiles(files), limits
+        self._inputs, self._limits = InputFiles(files, locks=True), limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._piece = self.allowance.piece()
         self._open: OpenFiles[int, _Opened] = OpenFiles(_OPEN_FILES, close=_Opened.close)

@@ -77,9 +77,12 @@ class LineFile:
     most_lines: int | None = None
     listed: tuple[InputFiles, int] | None = None
 
-    def open(self) -> IO[bytes]:
-        """Open the file at its start; the caller closes it."""
-        stream = open_input(self.file) if self.listed is None else self.listed[0].open(self.listed[1])
+    def open(self, *, scans: bool = False) -> IO[bytes]:
+        """Open the file at its start; the caller closes it. ``scans``: see `rlio.storage.open_input`."""
+        if self.listed is None:
+            stream = open_input(self.file, scans=scans)
+        else:
+            stream = self.listed[0].open(self.listed[1], scans=scans)
         if self.member is None:
             return stream
         try:
@@ -93,18 +96,20 @@ class LineFile:
                 raise CorruptData(f"damaged zip file: {excerpt(str(error))}", uri=self.uri) from error
             raise
 
-    def lines(self, limit: int, *, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+    def lines(
+        self, limit: int, *, offset: int = 0, number: int = 0, scans: bool = True
+    ) -> Generator[Line, None, None]:
         """The lines from ``offset``, where line ``number`` begins.
 
         Lines end with a newline. White space around a line is dropped, and a byte-order mark at the file's
-        start. Memory holds at most ``limit`` bytes of a line.
+        start. Memory holds at most ``limit`` bytes of a line. ``scans``: whether all will be read.
 
         Raises:
             CorruptData: The rest of the file cannot be read.
             UnsafeData: The file has too many lines for its stored bytes.
         """
         limit = min(limit, sys.maxsize - 1)  # readline takes no larger numbers.
-        with self.open() as stream:
+        with self.open(scans=scans) as stream:
             try:
                 if offset:
                     stream.seek(offset)

@@ -126,9 +126,11 @@ class JsonRecords:
         self.numbers.append(line.number)
         self._last = line
 
-    def _lines_of(self, file: int, offset: int = 0, number: int = 0) -> Generator[Line, None, None]:
+    def _lines_of(
+        self, file: int, offset: int = 0, number: int = 0, *, scans: bool = True
+    ) -> Generator[Line, None, None]:
         """Records, and blank lines, of a file; see `LineFile.lines`."""
-        return self.files[file].lines(self._limit, offset=offset, number=number)
+        return self.files[file].lines(self._limit, offset=offset, number=number, scans=scans)
 
     def uri_of(self, index: int) -> str:
         """The file that has a record."""
@@ -220,7 +222,10 @@ class JsonRecords:
         """URI and first readable record with rows of each file that has one."""
         for number, file in enumerate(self.files):
             # Damage is reported when the record is served.
-            with contextlib.suppress(CorruptData), contextlib.closing(self._lines_of(number)) as lines:
+            with (
+                contextlib.suppress(CorruptData),
+                contextlib.closing(self._lines_of(number, scans=False)) as lines,
+            ):
                 if batch := self._first_of(number, lines, decoder):
                     yield file.uri, batch
 

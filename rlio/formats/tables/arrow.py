@@ -38,6 +38,8 @@ FORMAT = Format(
 _MAGIC: Final = b"ARROW1"
 _CONTINUES: Final = 0xFFFFFFFF
 _OPEN_FILES: Final = 4
+# Bodies of so many bytes are read on a remote store: another request takes as long.
+_PASSED_BYTES: Final = 4 << 20
 # Fields of Arrow's flatbuffers: of a message; of a schema; of a record batch; of a footer (a block has 24
 # bytes).
 _KIND, _HEADER, _BODY_LENGTH = 1, 2, 3
@@ -87,13 +89,14 @@ class ArrowTable(Pieces):
     def _index(self, number: int) -> None:
         batches, rows = [], []
         schema: tuple[Any, dict[str, Extension]] | None = None
-        with self._inputs.open(number) as stream:
+        with self._inputs.open(number, scans=True) as stream:
             size, starts = stream.seek(0, os.SEEK_END), None
             stream.seek(0)
             if stream.read(len(_MAGIC)) == _MAGIC:
                 footer = _footer(stream, size, self._limits)
                 schema, starts = _schema_of_file(footer), _starts_of(footer)
-            for place, metadata in _messages(stream, size, self._limits, starts):
+            passed = 0 if self.files[number].fs is None else _PASSED_BYTES
+            for place, metadata in _messages(stream, size, self._limits, starts, passed):
                 kind, header = _header(metadata)
                 if kind == _SCHEMA and schema is None:
                     _check_endian(metadata, header)
@@ -231,13 +234,24 @@ def _check_endian(data: bytes, schema: int) -> None:
 
 
 def _messages(
-    stream: IO[bytes], size: int, limits: Limits, starts: Sequence[int] | None
+    stream: IO[bytes], size: int, limits: Limits, starts: Sequence[int] | None, passed: int
 ) -> Iterator[tuple[_Batch, bytes]]:
-    """Place and metadata of each message, without the bodies. ``starts``: of a file; None: it is a stream."""
+    """Place and metadata of each message, without the bodies.
+
+    Args:
+        stream: The file.
+        size: Its bytes.
+        limits: Bounds on it.
+        starts: Where the messages of a file begin; None: it is a stream.
+        passed: Most bytes before a message that are read, not passed over.
+    """
     left = iter(starts or ())
     start: int | None = 0 if starts is None else next(left, None)
     while start is not None and (starts is not None or start < size):
-        stream.seek(min(max(0, start), size))
+        target = min(max(0, start), size)
+        if 0 < target - stream.tell() <= passed:
+            stream.read(target - stream.tell())
+        stream.seek(target)
         prefix = stream.read(8)
         marker, length = struct.unpack("<Ii", prefix) if len(prefix) == 8 else (0, 0)
         if marker == _CONTINUES and length == 0 and starts is None:

@@ -106,7 +106,7 @@ class TextTable(Pieces):
         """Find the blocks of a file; gives the schema of each."""
         blocks, rows, schemas = [], [], []
         is_packed, stored = self._is_packed(number), 0
-        with self._opened(number) as stream:
+        with self._opened(number, scans=True) as stream:
             head = self.header(stream)
             names = dict.fromkeys(head)
             is_open = partial(self.is_open, file=number)
@@ -155,9 +155,9 @@ class TextTable(Pieces):
     def _is_packed(self, file: int) -> bool:
         return self.files[file].path.lower().endswith(".gz")
 
-    def _opened(self, file: int) -> IO[bytes]:
+    def _opened(self, file: int, *, scans: bool = False) -> IO[bytes]:
         """The text of a file, from its beginning; the caller closes it."""
-        stream = self._inputs.open(file)
+        stream = self._inputs.open(file, scans=scans)
         return cast("IO[bytes]", _Inflated(stream)) if self._is_packed(file) else stream
 
     def close(self) -> None:

@@ -1,0 +1,345 @@
+"""Large files of other libraries on remote stores: ranges ahead, and the rows of the file."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import tracemalloc
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
+from further import further
+from test_requests import (
+    ALL_STEPS,
+    KINDS,
+    Watch,
+    faults,
+    file_of,
+    files_of,
+    no_fault,
+    opened_files,
+    options,
+    read_steps,
+    request_threads,
+    wait_until,
+)
+
+import rlio
+from rlio.errors import StoreError, StoreTimeout
+from rlio.storage import InputFile, expand_inputs, open_input
+from rlio.storage.clients import Clients
+from rlio.storage.far_file import FarFile, far_file
+from rlio.storage.filesystem import Retry
+from rlio.storage.parallel import REQUESTS, busy_plans
+from rlio.testing import FaultyFileSystem
+from rlio.testing.filesystem import Call, Fault
+
+
+class FaultyRanges(FaultyFileSystem):
+    """Its files request ranges, as those of object stores do."""
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        return AbstractBufferedFile(self, path, mode)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of some kilobytes are large, and a piece has some hundred bytes."""
+    fsspec.register_implementation("faulty", FaultyRanges, clobber=True)
+    monkeypatch.setattr(Retry, "wait", lambda self, attempt, path: None)
+    monkeypatch.setattr("rlio.storage.input_files._WHOLE_BYTES", 100)
+    monkeypatch.setattr("rlio.storage.far_file._PIECE", 1024)
+    monkeypatch.setattr("rlio.storage.far_file._GAP", 64)
+    monkeypatch.setattr("rlio.storage.far_file._RUN_BYTES", 4096)
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 8192)
+    monkeypatch.setattr("rlio.storage.inputs._BUFFER_BYTES", 2048)
+
+
+def stored(size: int) -> tuple[str, bytes]:
+    path, data = f"/{uuid.uuid4().hex}/data/f.bin", np.random.default_rng(size).bytes(size)
+    MemoryFileSystem().pipe_file(path, data)
+    return path, data
+
+
+def opened(path: str, choose: Callable[[Call], Fault | None] = no_fault, *, scans: bool = False) -> FarFile:
+    found = far_file(FaultyRanges(**options(choose)), path, scans=scans)
+    assert isinstance(found, FarFile)
+    return found
+
+
+@pytest.mark.parametrize("scans", [True, False])
+@pytest.mark.parametrize("seeds", [range(40), *further(range(40, 1000))])
+def test_reads_anywhere_give_the_bytes_of_the_file(seeds: range, scans: bool) -> None:
+    path, data = stored(20_011)
+    for seed in seeds:
+        draw = random.Random(seed)
+        with opened(path, faults(seed), scans=scans) as file:
+            at = 0
+            for _ in range(100):
+                if draw.random() < 0.5:
+                    at = file.seek(draw.choice((draw.randrange(21_000), max(0, at - draw.randrange(500)))))
+                size = draw.choice((1, 64, 500, 5000))
+                try:
+                    found = file.read(size)
+                except OSError:
+                    assert file.tell() == at
+                    continue
+                assert found == data[at : at + len(found)]
+                assert found or at >= len(data)
+                at += len(found)
+
+
+def test_a_scan_requests_every_byte_once_and_side_by_side() -> None:
+    path, data = stored(40_000)
+    watch = Watch()
+    asked: list[Call] = []
+
+    def choose(call: Call) -> Fault | None:
+        asked.append(call)
+        return watch(call)
+
+    with opened(path, choose, scans=True) as file:
+        assert b"".join(iter(lambda: file.read(512), b"")) == data
+    assert 8 < watch.most <= REQUESTS
+    assert sum(call.operation == "cat_file" for call in asked) == -(-len(data) // 1024)
+
+
+def whole(file: FarFile, at: int, size: int) -> bytes:
+    """Bytes from a place on, of several pieces."""
+    file.seek(at)
+    found = b""
+    while len(found) < size and (piece := file.read(size - len(found))):
+        found += piece
+    return found
+
+
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which the bytes of each request will be added."""
+    sizes: list[int] = []
+    own = AbstractBufferedFile._fetch_range
+
+    def fetch(self: Any, start: int, end: int) -> bytes:
+        sizes.append(end - start)
+        return own(self, start, end)
+
+    monkeypatch.setattr(AbstractBufferedFile, "_fetch_range", fetch)
+    return sizes
+
+
+def test_reads_far_from_each_other_request_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = stored(200_000)
+    sizes = requested(monkeypatch)
+    with opened(path) as file:
+        for at in range(0, 200_000, 10_000):
+            assert whole(file, at, 100) == data[at : at + 100]
+    assert sizes == [100] * 20
+
+
+def test_places_that_are_read_in_turn_are_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.far_file._RUN_BYTES", 32_768)
+    path, data = stored(320_000)
+    sizes = requested(monkeypatch)
+    with opened(path) as file:
+        for at in range(0, 32_000, 100):
+            for begin in range(0, 320_000, 40_000):
+                assert whole(file, begin + at, 100) == data[begin + at : begin + at + 100]
+    assert sum(sizes) <= 1.3 * 8 * 32_000
+    assert len(sizes) < 8 * 32_000 / 500
+
+
+def test_what_was_read_last_is_not_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = stored(6000)
+    with opened(path, scans=True) as file:
+        assert file.readall() == data
+        sizes = requested(monkeypatch)
+        for at in range(0, 5900, 100):
+            assert whole(file, at, 100) == data[at : at + 100]
+    assert not sizes
+
+
+def test_a_file_keeps_no_more_than_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = stored(60_000)
+    files = [opened(path, scans=True) for _ in range(3)]
+    for file in files:
+        assert file.readall() == data
+        # It is alone until the next one is read.
+        held = {id(piece): len(piece) for piece in file._kept.values()}
+        held |= {id(run.data): len(run.data) for run in file._runs}
+        assert sum(held.values()) <= 8192 // 3 + 4096
+    for file in files:
+        file.close()
+
+
+def test_a_seek_elsewhere_keeps_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = stored(100_000)
+    with opened(path) as file:
+        for at in range(0, 100_000, 1000):
+            file.seek(at)
+            file.read(10)
+        assert len(file._runs) <= 16
+
+
+def test_a_request_without_an_answer_fails_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.far_file.TIMEOUT", 0.1)
+    path, data = stored(20_000)
+    hold, numbers = threading.Event(), iter(range(10_000))
+
+    def choose(call: Call) -> Fault | None:
+        if call.operation == "cat_file" and next(numbers) == 3:
+            hold.wait(60)
+        return None
+
+    fs = FaultyRanges(**options(choose))
+    try:
+        with open_input(InputFile(fs, path, path, len(data)), scans=True) as stream:
+            found = b""
+            with pytest.raises(StoreTimeout):  # noqa: PT012
+                while piece := stream.read(512):
+                    found += piece
+            stream.seek(len(found))
+            assert found + stream.read() == data
+    finally:
+        hold.set()
+
+
+def test_a_file_that_became_shorter_is_an_error() -> None:
+    path, data = stored(20_000)
+    fs = FaultyRanges(**options(no_fault))
+    with open_input(InputFile(fs, path, path, len(data))) as stream:
+        assert stream.read(100) == data[:100]
+        MemoryFileSystem().pipe_file(path, data[:5000])
+        stream.seek(10_000)
+        with pytest.raises(StoreError, match="replaced"):
+            stream.read(100)
+
+
+def test_files_of_one_connection_are_read_by_the_filesystem() -> None:
+    path, _ = stored(20_000)
+
+    class Connecting(FaultyRanges):
+        protocol = "sftp"
+
+    found = far_file(Connecting(**options(no_fault)), path)
+    assert type(found) is AbstractBufferedFile
+    memory = MemoryFileSystem()
+    assert not isinstance(far_file(memory, path), FarFile)
+    assert Clients(memory, timeout=None).at_once == 1
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_file_that_is_left_in_the_middle_keeps_no_thread_and_no_plan(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.storage.far_file._PIECE", 1 << 18)
+    path, data = stored(8_000_000)
+
+    def begin() -> FarFile | None:
+        file = opened(path, scans=True)
+        assert file.read(1024) == data[:1024]
+        assert request_threads()
+        if not closes:
+            return None
+        file.close()
+        return file
+
+    begin()
+    wait_until(lambda: not request_threads())
+    gc.collect()
+    before = len(busy_plans)
+    tracemalloc.start()
+    try:
+        at_first = tracemalloc.get_traced_memory()[0]
+        kept = begin()
+        wait_until(lambda: not request_threads())
+        gc.collect()
+        assert len(busy_plans) == before
+        assert tracemalloc.get_traced_memory()[0] - at_first < 1 << 18
+        del kept
+    finally:
+        tracemalloc.stop()
+
+
+def few(choose: Callable[[Call], Fault | None]) -> Callable[[Call], Fault | None]:
+    """The first six faults. A call fails if one of its many requests does, and makes all of them again."""
+    seen: list[Fault] = []
+
+    def chosen(call: Call) -> Fault | None:
+        fault = choose(call) if len(seen) < 6 else None
+        if fault not in (None, "slow"):
+            seen.append(fault)
+        return fault
+
+    return chosen
+
+
+@pytest.mark.parametrize("seeds", [range(1), *further(range(1, 12))])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_files_whose_requests_fail_or_are_late_give_the_same_rows(
+    kind: str, shuffle: bool, seeds: range
+) -> None:
+    path = files_of(kind, width=1 if kind == "csv" else 60)
+    how: dict[str, Any] = {"shuffle": shuffle, "seed": 3, "cache": "none", "epochs": 2, "batch_size": 5}
+    with rlio.read(f"memory:///{path}/data", **how) as reader:
+        expected = read_steps(reader)
+    assert sorted(expected) == sorted(ALL_STEPS)
+    for seed in seeds:
+        # Opening reads the files, and raises; so faults begin later.
+        switch: list[Callable[[Call], Fault | None]] = [no_fault]
+        given = options(lambda call: switch[-1](call))  # noqa: B023
+        with rlio.read(f"faulty:///{path}/data", storage_options=given, **how) as reader:
+            switch.append(few(faults(seed, (0.02,))))
+            assert read_steps(reader) == expected
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "feather"])
+def test_opening_a_file_of_lines_or_batches_requests_side_by_side(kind: str) -> None:
+    path, watch = uuid.uuid4().hex, Watch()
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.{kind}", large(kind))
+    with opened_files(path, options(watch)) as reader:
+        assert 4 < watch.most <= REQUESTS + 1
+        assert sum(1 for _ in reader) > 0
+
+
+def large(kind: str) -> bytes:
+    """A file of one episode after the other."""
+    if kind == "json":
+        return b"".join(file_of(kind, number, 300) for number in range(8))
+    if kind == "feather":
+        return file_of(kind, 0, 4000)
+    lines = file_of(kind, 0, 1).splitlines(keepends=True)
+    rows = [lines[1].replace(b"0,", f"{number},".encode(), 1) for number in range(3000)]
+    return b"".join([lines[0], *rows])
+
+
+def test_a_reader_that_holds_a_lock_waits_for_no_thread_of_the_pool() -> None:
+    path, data = stored(20_000)
+    wait_until(lambda: not request_threads())
+    was = gc.isenabled()
+    enabled: list[bool] = []
+
+    def choose(call: Call) -> Fault | None:
+        if call.operation == "cat_file":
+            enabled.append(gc.isenabled() or threading.current_thread() is not threading.main_thread())
+        return None
+
+    with far_file(FaultyRanges(**options(choose)), path, locks=True) as file:
+        assert file.readall() == data
+    assert enabled
+    assert not any(enabled)
+    assert gc.isenabled() == was
+    assert not request_threads()
+
+
+def test_files_listed_without_a_size_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = stored(5000)
+    (file,) = expand_inputs(f"faulty://{path}", storage_options=options(no_fault))
+    with open_input(file._replace(size=None)) as stream:
+        assert stream.read() == data
