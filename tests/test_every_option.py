@@ -446,6 +446,9 @@ def test_where_rows_are_kept_follows_one_rule_for_every_source(
 def test_records_as_they_were_written_are_kept_nowhere(roots: dict[str, Path]) -> None:
     with rlio.JsonReader(roots["rllib-json"]) as reader:
         assert reader.cache == "none"
+        assert reader.seed is None
+        with pytest.raises(OptionError, match="batch_size"):
+            reader.skip(1)
 
 
 # ---- as a data set ----
