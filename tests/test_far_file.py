@@ -107,7 +107,7 @@ def test_a_scan_requests_every_byte_once_and_side_by_side() -> None:
 
     with opened(path, choose, scans=True) as file:
         assert b"".join(iter(lambda: file.read(512), b"")) == data
-    assert 8 < watch.most <= REQUESTS
+    assert 8 < watch.most <= REQUESTS + 1  # One that has not begun is made by the reader itself.
     assert sum(call.operation == "cat_file" for call in asked) == -(-len(data) // 1024)
 
 
