@@ -56,7 +56,6 @@ from rlio.bridges import to_tensordict
 from rlio.errors import ClosedError, DataNotFound, EndOfData, OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.look.stats import Normalise
-from rlio.mapping import Mapping as ColumnMapping
 from rlio.opening import OtherFiles
 from rlio.query.positions import draw_seed
 from rlio.read_options import OrderKeywords
@@ -96,9 +95,6 @@ Item = Any
 class StoredKeywords(OrderKeywords, UnitKeywords, total=False):
     """The options of `rlio.read`, with defaults, that a `ReplayDataset` takes."""
 
-    mapping: Annotated[ColumnMapping | None, None]
-    format: Annotated[str | None, None]
-    format_options: Annotated[Mapping[str, Any] | None, None]
     at: Annotated[Snapshots | None, None]
     cache: Annotated[Cache, "auto"]
     missing: Annotated[Literal["error", "drop", "fill"], "error"]
@@ -151,9 +147,9 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
     that any of them gave.
 
     Args:
-        root: What `rlio.read` takes, and is stored: the folder of a data set, a path or fsspec URL, files of
-            another library, an open `rlio.Dataset`, or a list of these; or a table, of which each worker gets
-            a copy.
+        root: What is stored: the folder of a data set, a path or fsspec URL, files of another library, an
+            open `rlio.Dataset`, or a list of these. Open tables, and files that need options of their format,
+            by `rlio.open_dataset`. Of a table in memory, each worker gets a copy.
         batch_size: Units (rows, sequences, joint steps) of a batch, for each rank.
         transform: Called with each `rlio.SampleBatch` or `rlio.MultiAgentBatch`, in the worker that read it;
             its result is delivered, such as ``batch.to_torch(dtype=...)``. None: ``batch.to_torch()``.

@@ -571,3 +571,49 @@ def test_the_last_part_of_a_long_episode_is_read_right_beside_short_ones(tmp_pat
     np.testing.assert_array_equal(found["rewards"], steps)
     np.testing.assert_array_equal(found["obs"][:, 0], steps)
     np.testing.assert_array_equal(found["t"], np.concatenate([np.arange(n) for n in lengths]))
+
+
+# ---- values that are not stored ----
+
+
+def unfilled(path: Path, *, chunks: tuple[int, ...] | None, rows: int) -> None:
+    """D4RL's names; of the observations, which have no fill value, so many of six rows are written."""
+    with h5py.File(path, "w") as file:
+        low = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        low.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        if chunks is not None:
+            low.set_chunk(chunks)
+        space = h5py.h5s.create_simple((6, 3))
+        h5py.h5d.create(file.id, b"observations", h5py.h5t.NATIVE_FLOAT, space, low)
+        if rows:
+            file["observations"][:rows] = 1.0
+        file["actions"], file["rewards"] = np.ones((6, 1), np.float32), np.ones(6, np.float32)
+        file["terminals"], file["timeouts"] = np.zeros(6, bool), np.arange(6) == 5
+
+
+@pytest.mark.parametrize(("chunks", "rows"), [((2, 3), 4), ((2, 3), 0), (None, 0)])
+def test_rows_that_are_neither_stored_nor_filled_are_refused(
+    chunks: tuple[int, ...] | None, rows: int, tmp_path: Path
+) -> None:
+    """HDF5 gives what was in memory before."""
+    unfilled(tmp_path / "a.hdf5", chunks=chunks, rows=6)
+    with rlio.read(tmp_path / "a.hdf5", epochs=1) as reader:
+        assert (reader.sample()["obs"] == 1).all()
+    unfilled(tmp_path / "b.hdf5", chunks=chunks, rows=rows)
+    with pytest.raises(CorruptData, match=r"observations.*not stored, and no value to fill them"):
+        rlio.read(tmp_path / "b.hdf5", epochs=1)
+
+
+def test_a_chunk_that_says_it_has_no_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("observations", data=np.ones((6, 3), np.float32), chunks=(2, 3))
+        file["actions"], file["rewards"] = np.ones((6, 1), np.float32), np.ones(6, np.float32)
+        file["terminals"], file["timeouts"] = np.zeros(6, bool), np.arange(6) == 5
+    data = bytearray(path.read_bytes())
+    node = data.index(b"TREE\x01")  # The tree of the chunks: the first key begins with the bytes of a chunk.
+    assert data[node + 24 : node + 28] == (24).to_bytes(4, "little")
+    data[node + 24 : node + 28] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(CorruptData, match=r"observations.*48 bytes in 3 chunks, expected 72"):
+        rlio.read(path, epochs=1)

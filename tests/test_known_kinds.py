@@ -430,6 +430,7 @@ HOSTILE_ZARR: dict[str, tuple[dict[str, Any], type[RlioError], str]] = {
         r"from_arrays.*data/state/\.zarray",
     ),
     "no shape": ({"shape": [-1, 2]}, CorruptData, "whole numbers"),
+    "a dtype that NumPy parses": ({"dtype": ","}, CorruptData, "not readable as zarr"),
     "fewer rows": ({"shape": [7, 2]}, CorruptData, "expected 35 rows"),
 }
 

@@ -21,6 +21,7 @@ DAMAGE: Final = (
     LookupError,
     OSError,
     RuntimeError,  # Also RecursionError and NotImplementedError.
+    SyntaxError,  # NumPy parses the names of dtypes.
     TypeError,
     ValueError,
     struct.error,

@@ -53,6 +53,9 @@ _PART = 4
 _FILTERS: Final = frozenset((1, 2, 3, 4, 5, 6, 32000))
 # HDF5's numbers of layouts.
 _CHUNKED: Final = 2
+# HDF5's number of the filter that sorts bytes.
+_SHUFFLE: Final = 2
+_UNSTORED: Final = "rows that are not stored, and no value to fill them"
 # Names of a file that a message shows, and how deep.
 _SHOWN: Final = 20
 _SHOWN_DEPTH: Final = 6
@@ -247,7 +250,25 @@ class Hdf5Files:
                 raise_at(error, uri=uri)
         if layout.get_layout() == _CHUNKED and math.prod(layout.get_chunk()) * dtype.itemsize > most:
             raise UnsafeData(f"{excerpt(path)} has chunks of shape {layout.get_chunk()}: too large", uri=uri)
+        self._check_stored(low, layout, shape, path, uri)
         return shape, dtype
+
+    def _check_stored(self, low: Any, layout: Any, shape: tuple[int, ...], path: str, uri: str) -> None:
+        """Refuse data for which HDF5 gives what was in memory before, without an error."""
+        has_fill = layout.fill_value_defined() and layout.get_fill_time() != self._h5py.h5d.FILL_TIME_NEVER
+        if layout.get_layout() != _CHUNKED:
+            if not (has_fill or 0 in shape or low.get_storage_size()):
+                raise CorruptData(f"{excerpt(path)} has {_UNSTORED}", uri=uri)
+            return
+        chunk, stored = layout.get_chunk(), low.get_num_chunks()
+        if all(layout.get_filter(i)[0] == _SHUFFLE for i in range(layout.get_nfilters())):
+            found, expected = low.get_storage_size(), stored * math.prod(chunk) * low.get_type().get_size()
+            if found != expected:
+                text = f"{excerpt(path)} has {found} bytes in {stored} chunks, expected {expected}"
+                raise CorruptData(text, uri=uri)
+        wanted = math.prod(-(-rows // part) for rows, part in zip(shape, chunk, strict=True))
+        if not has_fill and stored < wanted:
+            raise CorruptData(f"{excerpt(path)} has {_UNSTORED}: {stored} of {wanted} chunks", uri=uri)
 
     def read(self, dataset: Any, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Rows of a dataset, or all that it has, as a new array."""
