@@ -34,7 +34,7 @@ LOWEST := public_names ragged infos videos structured_rows dates mapping_doubts 
   dataset_reader json_reader d4rl_reader foreign_parquet foreign_layouts convert format_files mapping rllib_recordings mixed_input shuffled_input \
   replay_store filter_functions following_replay paced_writer torch envs envs_atari pettingzoo connectors env_runner callbacks info \
   multi_agent_runner external sampler_input metrics policies torch_policy dqn behaviour_cloning policy_map \
-  postprocessing worker_live checkpoint weaving spool verify_cli compact distributed_data real_servers
+  postprocessing worker_live checkpoint weaving spool verify_cli compact distributed_data real_servers far_file
 
 .PHONY: help setup demo test test-all test-lowest test-integrations soak lint format
 
