@@ -379,7 +379,7 @@ def test_an_error_in_a_task_that_reads_is_raised_where_the_data_is_opened(tmp_pa
                 )
             )  # fmt: skip
     config = offline(BCConfig(), "CartPole-v1").offline_data(input_=[str(tmp_path)])
-    with pytest.raises(rlio.errors.SchemaError, match="final observation"):
+    with pytest.raises(rlio.errors.SchemaError, match="observation after the last of 2 steps"):
         RlioOfflineData(config)
 
 
