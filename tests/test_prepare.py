@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 import rlio
 from rlio.cli.main import app
+from rlio.conversion.episodes import open_episodes
 from rlio.conversion.prepare import environment_for
 from rlio.conversion.report import Inspector
 from rlio.errors import CorruptData, OptionError, SchemaError
@@ -471,3 +473,26 @@ def test_two_arrays_are_a_column_unless_there_is_one_of_that_name(tmp_path: Path
     empty = npz(tmp_path / "c.npz", tokens__values=np.arange(0), tokens__offsets=np.arange(0))
     with pytest.raises(rlio.errors.MissingColumn, match="tokens"):
         found(empty, mapping=mapping)
+
+
+def test_opened_episodes_travel_to_another_process_and_are_whole_there(tmp_path: Path) -> None:
+    """RLlib's offline data reads them in tasks."""
+    t = np.arange(12) % 4
+    with rlio.ParquetWriter(tmp_path / "own") as writer:
+        writer.write(
+            rlio.SampleBatch(
+                obs=np.zeros((12, 2)),
+                new_obs=np.ones((12, 2)),
+                actions=t,
+                rewards=np.arange(12.0),
+                terminateds=t == 3,
+                truncateds=np.zeros(12, bool),
+                eps_id=np.arange(12) // 4,
+                t=t,
+            )
+        )
+    with open_episodes(str(tmp_path / "own"), read_options={"filter": "rewards > 3"}) as found:
+        there = pickle.loads(pickle.dumps(found))
+        for one in (there, found):
+            rows = [batch["rewards"].tolist() for _, batch in one if isinstance(batch, rlio.SampleBatch)]
+            assert rows == [[4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]

@@ -189,6 +189,10 @@ class Episodes:
         # The first rows, and those after them, which the first iteration goes on with.
         self._begun: tuple[tuple[int, Batch], Iterator[tuple[int, Batch]]] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the iteration that was begun: another process begins its own."""
+        return {**self.__dict__, "_begun": None}
+
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """(index of the part, rows), in order."""
         raise NotImplementedError  # A hook: each kind of source has its own.
