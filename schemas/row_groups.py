@@ -471,7 +471,7 @@ class GroupBuffer:
         """Put the values of a physical column into ``made``: those that were collected, else absent ones."""
         has = self._valid[name][: self.rows] if name in self._valid else np.ones(self.rows, np.bool_)
         spec, before = made.schema.columns[name], self.schema.columns.get(name)
-        if before != spec:  # Only what is left of infos changes so, and none of it was left.
+        if before != spec:  # Only the residual of infos gets another spec, and no row had one.
             has = np.zeros(self.rows, np.bool_)
         wanted = has.copy()
         for number, pid in enumerate(self._policies):

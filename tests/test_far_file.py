@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import traceback
 import tracemalloc
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fsspec
+import h5py
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -154,7 +157,7 @@ def test_places_that_are_read_in_turn_are_runs_of_their_own(monkeypatch: pytest.
     assert len(sizes) < 8 * 32_000 / 500
 
 
-def test_what_was_read_last_is_not_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_read_requests_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     path, data = stored(6000)
     with opened(path, scans=True) as file:
         assert file.readall() == data
@@ -343,3 +346,32 @@ def test_files_listed_without_a_size_are_read(monkeypatch: pytest.MonkeyPatch) -
     (file,) = expand_inputs(f"faulty://{path}", storage_options=options(no_fault))
     with open_input(file._replace(size=None)) as stream:
         assert stream.read() == data
+
+
+def test_h5py_opens_no_file_whose_requests_wait_for_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to recognise a file, nor to read it: such a read never ends."""
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["observations"], file["actions"] = np.ones((60, 3), np.float32), np.ones((60, 1), np.float32)
+        file["rewards"], file["timeouts"] = np.ones(60, np.float32), np.arange(60) % 20 == 19
+        file["terminals"] = np.zeros(60, bool)
+    path = f"/{uuid.uuid4().hex}/a.hdf5"
+    MemoryFileSystem().pipe_file(path, (tmp_path / "a.hdf5").read_bytes())
+    reads: list[tuple[bool, bool]] = []  # Of each: whether h5py asked for it, and whether it needs a thread.
+    whole = FarFile.read
+
+    def read(self: FarFile, size: int = -1) -> bytes:
+        callers = {
+            frame.name for frame in traceback.extract_stack() if frame.filename.endswith("hdf5_files.py")
+        }
+        recognises = any(frame.name == "_paths_of_hdf5" for frame in traceback.extract_stack())
+        reads.append((bool(callers) or recognises, not self._locks))
+        return whole(self, size)
+
+    monkeypatch.setattr(FarFile, "read", read)
+    with rlio.read(f"faulty://{path}", epochs=1, storage_options=options(no_fault)) as reader:
+        assert sum(len(batch) for batch in reader) == 60
+    of_h5py = [in_threads for is_h5py, in_threads in reads if is_h5py]
+    assert of_h5py
+    assert not any(of_h5py)

@@ -135,7 +135,7 @@ def unflatten(paths: Iterable[Path], leaves: Iterable[Any]) -> Any:
 def rebuilt(paths: tuple[Path, ...], leaves: Sequence[Any]) -> Any:
     """`unflatten` of paths that many values have, with parts of exactly the types str and int.
 
-    It remembers the structure: a column of infos has twenty leaves, and each batch is built anew.
+    The structure is computed once: a column of infos has twenty leaves, and every batch builds it.
 
     Raises:
         SchemaError: As in `unflatten`.

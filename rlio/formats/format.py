@@ -598,7 +598,7 @@ class Look:
             self.refused.append(error)
             return None
         try:
-            with open_input(file) as stream:
+            with open_input(file, locks=look is _paths_of_hdf5) as stream:
                 return look(stream)
         except UnknownLayout:  # A pointer of Git LFS.
             raise

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import IO, Any, Final, cast
 
 from rlio.storage.clients import TIMEOUT
@@ -68,7 +69,8 @@ class InputFiles:
             self._announce(number)
         if wanted is None:
             return open_input(file, scans=scans, locks=self._locks)
-        return open_input(file, fetch=lambda: self._fetched(file, wanted, ahead=not again), scans=scans)
+        whole = partial(self._fetched, file, wanted, ahead=not again)
+        return open_input(file, fetch=whole, scans=scans, locks=self._locks)
 
     def _announce(self, number: int) -> None:
         last, self._last = self._last, number

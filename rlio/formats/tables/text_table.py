@@ -111,11 +111,11 @@ class TextTable(Pieces):
             names = dict.fromkeys(head)
             is_open = partial(self.is_open, file=number)
             for start, text in _blocks(stream, self.limits.line_bytes, is_open):
-                if not is_packed:
-                    reached(start, self.files[number].size or 0)
                 if is_packed:
                     stored = stored or _size(self.files[number])
                     self.limits.check_inflation(stored, start + len(text), "a compressed file")
+                else:
+                    reached(start, self.files[number].size or 0)
                 if not text.strip():
                     continue
                 self.allowance.piece().spend(_PARSED * len(text))
