@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,10 @@ from servers import Server
 from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, concat_samples, open_dataset
 
 WRITERS, ROWS = 16, 60
-fork = multiprocessing.get_context("fork") if "fork" in multiprocessing.get_all_start_methods() else None
-pytestmark = pytest.mark.skipif(
-    fork is None, reason="processes are forked from a warm one, to begin together"
-)
+# Forked from a warm process without threads, to begin together. This process may have threads of SSH: a fork
+# while one of them holds a lock of OpenSSL would wait for that lock for ever.
+method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
+pytestmark = pytest.mark.skipif(method is None, reason="no fork here")
 
 
 def _write(root: str, options: dict[str, Any], who: int, spool: Any, barrier: Barrier) -> None:
@@ -37,10 +40,14 @@ def _write(root: str, options: dict[str, Any], who: int, spool: Any, barrier: Ba
 
 
 def _begin_together(root: str, options: dict[str, Any], spool: Any = "auto") -> None:
-    assert fork is not None
-    barrier = fork.Barrier(WRITERS)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with pytest.MonkeyPatch.context() as patch:  # Python 3.11's process does not get this one's sys.path.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        ensure_running()
+    barrier = context.Barrier(WRITERS)
     processes = [
-        fork.Process(target=_write, args=(root, options, who, spool, barrier)) for who in range(WRITERS)
+        context.Process(target=_write, args=(root, options, who, spool, barrier)) for who in range(WRITERS)
     ]
     begun = time.monotonic()
     for process in processes:
