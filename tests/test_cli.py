@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
+from warm_children import Ended, run_all
 
 import rlio
 from rlio.cli import main as cli
@@ -85,65 +86,73 @@ def test_no_command_has_exit_codes_of_its_own(checkout: Path) -> None:
         assert not re.search(r"(Exit|exit)\(\s*-?\d", text), f"{module.name} exits with a number"
 
 
-def _code(code: str, arguments: tuple[str, ...]) -> str:
-    return f"import sys\nfrom rlio.cli import main\n{code}\nsys.argv = ['rlio', *{arguments!r}]\nmain.main()"
-
-
-def _run_main(*arguments: str, code: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    text = _code(code, arguments)
-    return subprocess.run(
-        [sys.executable, "-c", text], text=True, check=False, stderr=subprocess.PIPE, **options
+def _code(code: str, *arguments: str) -> str:
+    return (
+        f"import os, sys\nfrom rlio.cli import main\n{code}\nsys.argv = ['rlio', *{arguments!r}]\nmain.main()"
     )
 
 
-def test_a_bug_has_an_exit_code_of_its_own_and_a_traceback() -> None:
-    ran = _run_main(code="main.app = lambda: 1 / 0", stdout=subprocess.DEVNULL)
-    assert ran.returncode == 70
-    assert "Traceback" in ran.stderr
-    assert "ZeroDivisionError" in ran.stderr
+# Code at the beginning of a process: where its output goes, and what it meets.
+_NOWHERE = "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n"
+_TO_A_CLOSED_PIPE = "read, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nos.close(write)\n"
+_A_BUG = "main.app = lambda: 1 / 0\n"
+_CTRL_C = (
+    "import importlib\n"
+    "def stop(*values, **options): raise KeyboardInterrupt\n"
+    "importlib.import_module('rlio.maintenance.verify').verify = stop\n"
+)
+_SHOWN_AT_ONCE = "import rlio.cli.tables as tables\ntables._QUIET_SECONDS = 0.001\n"
+_LONG = ("verify", "convert", "convert --prove", "recover")
+# What they would all import first.
+_IMPORTED = (
+    "rlio.cli.main",
+    "rlio.cli.tables",
+    "rlio.maintenance.verify",
+    "rlio.conversion.proof",
+    "rlio.readers.dataset_reader",
+    "rich.console",
+)
+one_process = pytest.mark.xdist_group("cli")  # One parent for all processes.
 
 
-def test_ctrl_c_has_an_exit_code_of_its_own() -> None:
-    code = (
-        "import importlib\n"
-        "def stop(*values, **options): raise KeyboardInterrupt\n"
-        "importlib.import_module('rlio.maintenance.verify').verify = stop"
-    )
-    assert _run_main("verify", "runs", code=code, stdout=subprocess.DEVNULL).returncode == 130
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """What became of each process; its output is what it wrote to standard error, a terminal or not."""
+    pty = pytest.importorskip("pty")
+    termios = pytest.importorskip("termios")
+    folder = tmp_path_factory.mktemp("cli")
+    root = _two_writers(folder / "root")
+    tasks = {
+        "a bug": _code(_NOWHERE + _A_BUG),
+        "Ctrl-C": _code(_NOWHERE + _CTRL_C, "verify", "runs"),
+        "a closed pipe": _code(_TO_A_CLOSED_PIPE, "verify", root, "--json"),
+    }
+    terminals = {}
+    for command in _LONG:
+        for where in ("terminal", "terminal, --json", "pipe"):
+            name, own = f"{command}, {where}", str(folder / f"of {command}, {where}")
+            code = _NOWHERE + _SHOWN_AT_ONCE
+            if where != "pipe":
+                terminals[name], theirs = pty.openpty()
+                termios.tcsetwinsize(theirs, (24, 120))
+                code += f"os.dup2(os.open({os.ttyname(theirs)!r}, os.O_RDWR), 2)\n"
+                os.close(theirs)
+            if command == "recover":
+                _leave_a_log(Path(own))
+            verb, *options = command.split()
+            paths = {"verify": [root], "convert": [root, own], "recover": [own]}[verb]
+            tasks[name] = _code(code, verb, *paths, *options, *(["--json"] if "--json" in where else []))
+    found = run_all(tasks, tmp_path_factory.mktemp("output"), modules=_IMPORTED)
+    return found | {name: replace(found[name], output=_all_of(ours)) for name, ours in terminals.items()}
 
 
-def test_a_closed_pipe_has_an_exit_code_of_its_own_and_no_traceback(tmp_path: Path) -> None:
-    with rlio.ParquetWriter(tmp_path / "root") as writer:
-        writer.write(rlio.SampleBatch(obs=[[0.0]], t=[0]))
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "wb") as closed:
-        ran = _run_main("verify", str(tmp_path / "root"), "--json", stdout=closed)
-    assert (ran.returncode, ran.stderr) == (141, "")
-
-
-@pytest.mark.parametrize("command", ["verify", "convert", "convert --prove", "recover"])
-def test_progress_has_rate_and_remaining_time_and_is_silent_elsewhere(command: str, tmp_path: Path) -> None:
+def _two_writers(root: Path) -> str:
     t = np.arange(20) % 5
     for part in range(2):
-        with rlio.ParquetWriter(tmp_path / "root", roll=rlio.Roll(max_rows=10)) as writer:
+        with rlio.ParquetWriter(root, roll=rlio.Roll(max_rows=10)) as writer:
             rows = {"obs": t * 1.0, "actions": t, "rewards": t * 1.0, "terminateds": t == 4, "t": t}
             writer.write(rlio.SampleBatch(rows, eps_id=np.arange(20) // 5 + part))
-    root, code = str(tmp_path / "root"), "import rlio.cli.tables as tables; tables._QUIET_SECONDS = 0"
-
-    def arguments(number: int) -> tuple[str, ...]:
-        if command == "recover":
-            _leave_a_log(tmp_path / str(number))
-            return command, str(tmp_path / str(number))
-        name, *options = command.split()
-        return (name, root, *([str(tmp_path / str(number))] if name == "convert" else []), *options)
-
-    shown = _run_on_terminal(*arguments(0), code=code)
-    for name in command.split(" --"):
-        assert re.search(rf"{name}.*%\|.*\[\d\d:\d\d<(\d\d:\d\d|\?), .*/s\]", shown), shown
-    assert "%|" not in _run_on_terminal(*arguments(1), "--json", code=code)
-    piped = _run_main(*arguments(2), code=code, stdout=subprocess.DEVNULL)
-    assert (piped.returncode, piped.stderr) == (0, "")
+    return str(root)
 
 
 def _leave_a_log(root: Path) -> None:
@@ -156,21 +165,46 @@ def _leave_a_log(root: Path) -> None:
     os.waitpid(child, 0)
 
 
-def _run_on_terminal(*arguments: str, code: str) -> str:
-    """Run a command whose standard error is a terminal; gives what was written there."""
-    pty = pytest.importorskip("pty")
-    termios = pytest.importorskip("termios")
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 120))
-    command = [sys.executable, "-c", _code(code, arguments)]
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=theirs, check=True)
-    os.close(theirs)
+def _all_of(terminal: int) -> str:
     shown = b""
     with contextlib.suppress(OSError):  # The end, on Linux.
-        while part := os.read(ours, 1 << 16):
+        while part := os.read(terminal, 1 << 16):
             shown += part
-    os.close(ours)
+    os.close(terminal)
     return shown.decode()
+
+
+@one_process
+def test_a_bug_has_an_exit_code_of_its_own_and_a_traceback(ended: dict[str, Ended]) -> None:
+    assert ended["a bug"].status == 70
+    assert "Traceback" in ended["a bug"].output
+    assert "ZeroDivisionError" in ended["a bug"].output
+
+
+@one_process
+def test_ctrl_c_has_an_exit_code_of_its_own(ended: dict[str, Ended]) -> None:
+    assert ended["Ctrl-C"].status == 130
+
+
+@one_process
+def test_a_closed_pipe_has_an_exit_code_of_its_own_and_no_traceback(ended: dict[str, Ended]) -> None:
+    assert (ended["a closed pipe"].status, ended["a closed pipe"].output) == (141, "")
+
+
+@one_process
+@pytest.mark.parametrize("command", _LONG)
+def test_progress_has_rate_and_remaining_time_and_is_silent_elsewhere(
+    command: str, ended: dict[str, Ended]
+) -> None:
+    terminal, with_json, piped = (
+        ended[f"{command}, {where}"] for where in ("terminal", "terminal, --json", "pipe")
+    )
+    assert (terminal.status, with_json.status) == (0, 0), terminal.output + with_json.output
+    for name in command.split(" --"):
+        pattern = rf"{name}.*%\|.*\[\d\d:\d\d<(\d\d:\d\d|\?), .*/s\]"
+        assert re.search(pattern, terminal.output), terminal.output
+    assert "%|" not in with_json.output
+    assert (piped.status, piped.output) == (0, "")
 
 
 def test_the_installed_command_and_an_unknown_one(tmp_path: Path) -> None:
@@ -233,7 +267,7 @@ def test_a_command_that_is_terminated_closes_its_writers(tmp_path: Path) -> None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert not [*logs.glob("**/_wal/*")]
     (root,) = {path.parent for path in logs.glob("**/_rlio.json")}

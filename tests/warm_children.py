@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import signal
@@ -40,9 +41,14 @@ class Ended:
     seconds: float
 
 
-def run_all(tasks: dict[str, str], folder: Path, *, jobs: int = 4) -> dict[str, Ended]:
-    """Run each piece of code in a process of its own, ``jobs`` at a time; those that never end are killed."""
-    order = {"tasks": tasks, "folder": str(folder), "jobs": jobs}
+def run_all(
+    tasks: dict[str, str], folder: Path, *, jobs: int = 4, modules: tuple[str, ...] = ()
+) -> dict[str, Ended]:
+    """Run each piece of code in a process of its own, ``jobs`` at a time; those that never end are killed.
+
+    The process that they are forked from has imported ``modules`` too.
+    """
+    order = {"tasks": tasks, "folder": str(folder), "jobs": jobs, "modules": modules}
     done = subprocess.run(
         [sys.executable, __file__], input=json.dumps(order), capture_output=True, text=True, timeout=280
     )
@@ -53,6 +59,9 @@ def run_all(tasks: dict[str, str], folder: Path, *, jobs: int = 4) -> dict[str, 
 def _serve() -> str | None:
     """In the parent: run the tasks and print the results. In a child: give its code."""
     order = json.load(sys.stdin)
+    for name in order["modules"]:
+        importlib.import_module(name)
+    gc.freeze()  # A collection in a child would copy the pages of all that this process holds.
     folder, waiting = Path(order["folder"]), list(order["tasks"].items())
     running: dict[int, tuple[str, float]] = {}
     results: dict[str, dict[str, Any]] = {}
@@ -114,7 +123,6 @@ if __name__ == "__main__":
     sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]  # A class does, too.
     import lifecycle_steps
 
-    gc.freeze()  # A collection in a child would copy the pages of all that this process holds.
     code = _serve()
     if code is not None:
         scope.update(vars(lifecycle_steps))
