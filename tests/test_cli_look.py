@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,15 @@ DATA: dict[str, tuple[Callable[[Path, str], str], list[str]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(own: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Where the data of a name is, which is made once; no command changes it."""
+    return cache(lambda name: DATA[name][0](tmp_path_factory.mktemp("data"), own))
+
+
 @pytest.fixture(params=DATA)
-def data(request: pytest.FixtureRequest, own: str, tmp_path: Path) -> tuple[str, list[str], rlio.Dataset]:
-    make, options = DATA[request.param]
-    uri = make(tmp_path, own)
+def data(request: pytest.FixtureRequest, made: Callable[[str], str]) -> tuple[str, list[str], rlio.Dataset]:
+    uri, options = made(request.param), DATA[request.param][1]
     mapping = None
     if options == MAPPED:
         columns = {"obs": ["x"], "actions": "a", "rewards": "r"}

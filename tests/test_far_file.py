@@ -285,6 +285,7 @@ def few(choose: Callable[[Call], Fault | None]) -> Callable[[Call], Fault | None
 @pytest.mark.parametrize("seeds", [range(1), *further(range(1, 12))])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.each_value_once
 def test_large_files_whose_requests_fail_or_are_late_give_the_same_rows(
     kind: str, shuffle: bool, seeds: range
 ) -> None:

@@ -909,7 +909,7 @@ def test_a_storage_works_on_after_a_fork(tmp_path: Path) -> None:
     answers = context.Queue()
     child = context.Process(target=_read_in_child, args=(storage, answers))
     child.start()
-    assert answers.get(timeout=20) == b"content"
+    assert answers.get(timeout=120) == b"content"
     child.join()
 
 

@@ -444,7 +444,7 @@ def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path, fork
     stopped.set()
     thread.join()
     try:
-        cache_files.builder_lock(path, KEY).acquire(timeout=20).lock.release()
+        cache_files.builder_lock(path, KEY).acquire(timeout=120).lock.release()
     finally:
         for pid in pids:
             kill(pid)
