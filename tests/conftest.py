@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import os
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import ray_cluster as local_ray
 import servers
+import typer
+import typer.testing
 from fsspec.implementations.memory import MemoryFileSystem
 from further import leave_permutations
 
@@ -130,6 +133,16 @@ def _own_spool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("RLIO_SPOOL", str(tmp_path_factory.mktemp("spool")))
         patch.setenv("RLIO_CACHE", str(tmp_path_factory.mktemp("cache") / "stores"))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("kept")))  # Statistics and such.
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _built_once() -> Iterator[None]:
+    """Typer builds all commands of an app whenever one is called, which takes longer than most of them."""
+    build = functools.cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", build)
+        patch.setattr("typer.testing._get_command", build)
         yield
 
 
