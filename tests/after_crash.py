@@ -28,6 +28,13 @@ class EachOnce(LoadGroupScheduling):
         super().remove_node(node)
         return crashed
 
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Note that a test is done, and forget a group that is: all groups are counted after each test."""
+        super().mark_test_complete(node, item_index, duration)
+        group = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][group].values()):
+            del self.assigned_work[node][group]
+
     def _reschedule(self, node: WorkerController) -> None:
         """Give a process more tests: two, as it begins one when it knows the next."""
         if node not in self.registered_collections:  # It takes the place of another, and still collects.
