@@ -25,7 +25,7 @@ def in_ring(replay: FollowingReplay) -> Counter[tuple[int, int]]:
         return Counter(zip(batch["label"].tolist(), batch["t"].tolist(), strict=True))
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until something holds; fail where it never does."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -10,7 +10,7 @@ from rlio.replay.beside import beside
 def test_the_work_is_done_in_another_thread() -> None:
     seen = beside(threading.current_thread)()
     assert seen is not threading.current_thread()
-    seen.join(10)
+    seen.join(60)
     assert not seen.is_alive()
 
 

@@ -67,7 +67,7 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
 
     def slowly(*args: Any, **options: Any) -> Any:
         acting.set()
-        assert timed_out.wait(5)
+        assert timed_out.wait(60)
         return act(*args, **options)
 
     episodes.policy.compute_actions = slowly  # type: ignore[method-assign]
@@ -76,7 +76,7 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
         def result(self, timeout: float | None = None) -> Any:
             if timeout is None:
                 return super().result()
-            acting.wait(5)
+            acting.wait(60)
             timed_out.set()
             raise TimeoutError
 
@@ -86,7 +86,7 @@ def test_an_action_that_comes_at_the_last_moment_counts() -> None:
         thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
         until_waiting(episodes)
         episodes.serve()
-        thread.join(5)
+        thread.join(60)
     assert [int(action) for action in found] == [int(found[0])]
     episodes.end(name, [0.0, 1.0])
     assert len(episodes.take()) == 1
@@ -101,11 +101,11 @@ def test_a_loop_that_waited_in_vain_may_ask_again() -> None:
             episodes.get_action(name, [0.0, 0.0])
     thread, _ = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
     episodes._timeout = None
-    thread.join(5)
+    thread.join(60)
     thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
     until_waiting(episodes)
     episodes.serve()
-    thread.join(5)
+    thread.join(60)
     assert len(found) == 1
     episodes.end(name, [0.0, 1.0])
     assert episodes.take()["t"].tolist() == [0]
@@ -118,7 +118,7 @@ def test_the_end_of_an_episode_lets_go_who_waits_for_its_action() -> None:
     thread, found = in_thread(lambda: episodes.get_action(name, [0.0, 0.0]))
     until_waiting(episodes)
     episodes.end(name, [0.0, 0.0])
-    thread.join(5)
+    thread.join(60)
     assert isinstance(found[0], OptionError)
     episodes.serve(0.0)
     assert not len(episodes._rows)
@@ -135,7 +135,7 @@ def test_two_threads_cannot_ask_for_one_episode() -> None:
     with pytest.raises(OptionError, match="while it waits"):
         episodes.log_returns(name, 1.0)
     episodes.close()
-    thread.join(5)
+    thread.join(60)
     assert isinstance(found[0], ClosedError)
     assert not episodes._waiting
 
@@ -246,8 +246,8 @@ def test_one_loops_wrong_column_is_no_other_loops_error(columns: dict[str, Any])
     good, action = in_thread(lambda: episodes.get_action(names[1], [1.0, 0.0]))
     until_waiting(episodes, 2)
     episodes.serve()
-    bad.join(5)
-    good.join(5)
+    bad.join(60)
+    good.join(60)
     assert isinstance(told[0], SchemaError)
     assert int(action[0]) in range(50)
     for name in names:
@@ -411,7 +411,7 @@ def test_a_loop_that_waits_is_not_gone() -> None:
     episodes._episodes[name].heard -= 100
     assert episodes.abandon_silent(50) == []
     episodes.serve()
-    thread.join(5)
+    thread.join(60)
     assert episodes.abandon_silent(50) == []
 
 
@@ -471,9 +471,9 @@ def test_what_happens_between_looking_and_waiting_is_seen_at_once(monkeypatch: A
     def plays(env: Loop) -> None:
         name = env.start_episode()
         env.get_action(name, [0.0, 0.0])
-        looked.wait(5)
+        looked.wait(60)
         env.end_episode(name, [0.0, 1.0])
-        go.wait(5)
+        go.wait(120)
 
     runner = ExternalRunner(Loop(plays), RandomPolicy())
     runner.serve_until(lambda: bool(runner.episodes._rows))
@@ -487,7 +487,7 @@ def test_what_happens_between_looking_and_waiting_is_seen_at_once(monkeypatch: A
         return ready
 
     thread, found = in_thread(lambda: runner.serve_until(enough))
-    thread.join(2)
+    thread.join(60)
     assert found == [None]
     go.set()
     runner.stop()
@@ -504,7 +504,7 @@ def test_a_sampler_that_waits_for_a_loop_can_be_stopped(ahead: bool, monkeypatch
         assert sampling.is_alive()
     closing, closed = in_thread(reader.close)
     for thread in (closing, sampling):
-        thread.join(5)
+        thread.join(60)
     hangs.set()
     assert closed == [None]
     assert isinstance(found[0], ClosedError)

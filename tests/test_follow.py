@@ -722,9 +722,9 @@ def test_an_input_in_a_thread_is_closed_while_its_reader_waits_for_rows() -> Non
         time.sleep(0.001)
     closing = threading.Thread(target=reader.close)
     closing.start()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
@@ -742,7 +742,7 @@ def test_closing_ends_a_wait() -> None:
     thread.start()
     time.sleep(0.1)
     reader.close()
-    thread.join(10)
+    thread.join(60)
     assert len(failures) == 1
 
 

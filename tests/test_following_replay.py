@@ -474,7 +474,7 @@ def test_closing_and_interrupting_end_a_wait(end: Any) -> None:
     thread.start()
     until(lambda: replay._feed._look_at > 0)
     end(replay)
-    thread.join(10)
+    thread.join(60)
     assert found == [ClosedError]
     replay.close()
     with pytest.raises(ClosedError):

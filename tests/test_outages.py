@@ -118,7 +118,7 @@ def steps(first: int, rows: int = ROWS) -> SampleBatch:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -164,7 +164,7 @@ def test_no_write_waits_for_a_store_not_even_the_first(store: Store, kind: str, 
     store.fail(how)
     writing = threading.Thread(target=lambda: [writer.write(steps(n * 10, 10)) for n in range(15)])
     writing.start()
-    writing.join(20)
+    writing.join(60)
     assert not writing.is_alive()
     assert writer._publisher.received == writer._publisher.log.end == 150
     store.mend()

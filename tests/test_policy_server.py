@@ -45,7 +45,7 @@ def served() -> Iterator[Callable[..., PolicyServerInput]]:
 
 def said(server: PolicyServerInput, head: bytes, body: bytes = b"") -> tuple[int, bytes]:
     """Status and answer to a request as it is on the wire; 0 where the server hangs up."""
-    with socket.create_connection(server._server.server_address[:2], timeout=5) as connection:
+    with socket.create_connection(server._server.server_address[:2], timeout=60) as connection:
         token = b"Authorization: Bearer " + server.token.encode() + b"\r\n"
         connection.sendall(
             head.replace(b"TOKEN", token).replace(b"\n", b"\r\n").replace(b"\r\r", b"\r") + body
@@ -56,8 +56,8 @@ def said(server: PolicyServerInput, head: bytes, body: bytes = b"") -> tuple[int
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other threads do; it fails after 10 s, and does not hang."""
-    end = time.monotonic() + 10
+    """Wait for what other threads do; it fails after a minute, and does not hang."""
+    end = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -112,8 +112,8 @@ def test_requests_begin_and_end_where_they_say(served: Any, head: bytes, body: b
 
 def test_no_more_connections_than_there_may_be(served: Any) -> None:
     server = served(limits=ServerLimits(connections=2))
-    held = [socket.create_connection(server._server.server_address[:2], timeout=5) for _ in range(2)]
-    with socket.create_connection(server._server.server_address[:2], timeout=5) as third:
+    held = [socket.create_connection(server._server.server_address[:2], timeout=60) for _ in range(2)]
+    with socket.create_connection(server._server.server_address[:2], timeout=60) as third:
         assert third.recv(1) == b""
     for connection in held:
         connection.close()
@@ -140,7 +140,7 @@ def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(served: Any) -> N
     address = server._server.server_address[:2]
     threads = []
     for _ in range(20):
-        connection = socket.create_connection(address, timeout=5)
+        connection = socket.create_connection(address, timeout=60)
         threads.append(in_thread(lambda connection=connection: send_slowly(connection)))  # type: ignore[misc]
     until(lambda: len(server._server._connections) == 20)
     began = time.monotonic()
@@ -149,7 +149,7 @@ def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(served: Any) -> N
     assert time.monotonic() - began < 5
     over.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
 
 
 def _is_let_in(server: PolicyServerInput) -> bool:
@@ -163,7 +163,7 @@ def _is_let_in(server: PolicyServerInput) -> bool:
 
 def test_the_head_of_a_later_request_has_a_deadline_and_the_pause_before_it_has_none(served: Any) -> None:
     server = served(limits=ServerLimits(head_seconds=0.4))
-    client = http.client.HTTPConnection(*server._server.server_address[:2], timeout=5)
+    client = http.client.HTTPConnection(*server._server.server_address[:2], timeout=60)
     with contextlib.closing(client):
         for _ in range(2):
             client.request("POST", "/v1/get_spaces", b"{}", {"Authorization": f"Bearer {server.token}"})
@@ -188,7 +188,7 @@ def test_a_head_that_is_cut_off_by_its_deadline_gets_no_answer_and_is_not_execut
     served: Any, head: bytes
 ) -> None:
     server = served(limits=ServerLimits(head_seconds=0.3))
-    with socket.create_connection(server._server.server_address[:2], timeout=5) as connection:
+    with socket.create_connection(server._server.server_address[:2], timeout=60) as connection:
         more = f"Authorization: Bearer {server.token}\r\nContent-Length: 0\r\nX-".encode()
         connection.sendall(head.replace(b"TOKEN", more))
         assert connection.recv(100) == b""
@@ -329,7 +329,7 @@ LOGGED_STEP = {"episode_id": "e", "observation": SEEN, "action": [0.5]}
 
 def posted(server: PolicyServerInput, command: str, body: Any, method: str = "POST") -> tuple[int, Any]:
     """Status and JSON of the answer to a request."""
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     with contextlib.closing(connection):
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, f"/v1/{command}", text, {"Authorization": f"Bearer {server.token}"})
@@ -706,7 +706,7 @@ def test_a_sampler_that_waits_for_clients_can_be_closed(served: Any) -> None:
     closing = threading.Thread(target=reader.close, daemon=True)
     closing.start()
     for waited in (closing, thread):
-        waited.join(5)
+        waited.join(60)
         assert not waited.is_alive()
     assert len(errors) == 1
 
@@ -761,7 +761,7 @@ def test_a_restored_seeded_server_repeats_no_episode_id_and_no_unroll_id(served:
         server.answer("report_samples", batch_to_bytes(rows(1)))
         found.append(server.sample())
         state = json.loads(json.dumps(server.state_dict()))
-        playing.join(5)
+        playing.join(60)
         client.close()
     assert len({int(batch["eps_id"][0]) for batch in (found[0], found[2])}) == 2
     ids = np.concatenate([batch["unroll_id"] for batch in found]).tolist()

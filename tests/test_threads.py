@@ -67,7 +67,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     build = ReplayStore._build
 
     def slow(self: ReplayStore, *args: Any) -> None:
-        event.wait(10)
+        event.wait(60)
         build(self, *args)
 
     monkeypatch.setattr(ReplayStore, "_build", slow)
@@ -200,7 +200,7 @@ def test_a_wait_for_a_build_ends_after_its_timeout(root: str, go_on: threading.E
         assert together(*[lambda: kept.wait(0.05)] * THREADS) == [False] * THREADS
         assert not kept.ready
         go_on.set()
-        assert kept.wait(20)
+        assert kept.wait(60)
         assert kept.ready
 
 
@@ -345,7 +345,7 @@ class Halting(InputReader):
 
     def _next(self) -> rlio.SampleBatch:
         self.begun += 1
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         self.ended += 1
         return rlio.SampleBatch(t=[self.ended])
 
@@ -859,7 +859,7 @@ class Slow(gym.Env[Any, Any]):
         return self._seen(), {}
 
     def step(self, action: Any) -> Any:
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         self.t += 1
         return self._seen(), 1.0, False, False, {}
 

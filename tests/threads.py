@@ -13,7 +13,7 @@ __all__ = ["THREADS", "in_a_thread", "together"]
 #: As many threads as the law names.
 THREADS = 8
 #: Seconds that a call may take which waits for nothing: a deadlock is then a failure, not a hanging run.
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 @contextmanager
