@@ -36,6 +36,7 @@ from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
 from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice, checked_keywords
 from rlio.support.spaces import Spaces
 
@@ -107,7 +108,7 @@ class ForeignParquetReader(RecordReader):
         )
         whole, refuse = decoder_of(), extension_types == "refuse"
         groups = RowGroups(files, limits, asked.options.columns, refuse=refuse)
-        try:
+        with closing_on_error(groups):
             groups.index(failures := Failures(asked.options.on_error))
             about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
             if groups.rows_are_batches:
@@ -117,6 +118,3 @@ class ForeignParquetReader(RecordReader):
             check_infos_stay(whole, files)
             steps = StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
             self._serve_rows(steps, failures, asked, cache, normalise)
-        except BaseException:
-            groups.close()
-            raise

@@ -40,6 +40,7 @@ from rlio.source.files import GroupFiles, content_of_all
 from rlio.source.source import Source
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
+from rlio.support.calls import closing_on_error
 from rlio.support.states import seed_in, whole_number
 
 __all__ = ["RecordReader"]
@@ -81,7 +82,7 @@ class RecordReader(InputReader):
         )
         self._files = files
         by_rows = asked.options.batch_size is not None or asked.drawn or cache != "auto" or bool(normalise)
-        try:
+        with closing_on_error(records):
             if by_rows:
                 self._serve_rows(self._as_rows(), records.failures, asked, cache, normalise)
                 return
@@ -90,9 +91,6 @@ class RecordReader(InputReader):
             decoder = decoder_of(asked.options.columns)
             details = {**decoder.details, **details}
             self._inner = _Whole(records, files, decoder, asked.options, details, name=type(self).__name__)
-        except BaseException:
-            records.close()
-            raise
         # A reader that ended in a loop, and was not closed, leaves no open file.
         weakref.finalize(self, records.close)
 
@@ -208,11 +206,8 @@ class _Rows(SourceReader):
         normalise: Normalise | None,
     ) -> None:
         self.options, self._uri, self._source, self._failures = asked.options, source.uri, source, failures
-        try:
+        with closing_on_error(source):
             self._open(source, asked, cache=cache, missing="error", normalise=normalise)
-        except BaseException:
-            source.close()
-            raise
         weakref.finalize(self, source.close)  # As in `RecordReader._serve`.
 
     @property

@@ -18,6 +18,7 @@ from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first
 from rlio.storage import InputFile, each_file
+from rlio.support.calls import closing_on_error
 
 __all__ = ["Hdf5Source", "cut_ranges", "flags_of", "flat", "one_more", "ranges_of"]
 
@@ -44,15 +45,12 @@ class Hdf5Source:
         self._handles = Hdf5Files(place.files, limits)
         self._places: list[tuple[int, Any]] = []
         self.lengths: list[int] = []
-        try:
+        with closing_on_error(self._handles):
             for number in each_file(self.files):
                 for key, steps in self._handles.guarded(number, None, partial(self._indexed, number)):
                     self._places.append((number, key))
                     self.lengths.append(steps)
             self.row_bytes: int = measure_first(range(len(self.lengths)), self._sample)
-        except BaseException:
-            self._handles.close()
-            raise
 
     def _sample(self, episode: int) -> SampleBatch:
         return self.load_part(episode, 0, min(self.lengths[episode], _SAMPLE_ROWS), None)

@@ -24,6 +24,7 @@ from rlio.formats.tables.mapping import MappedSource
 from rlio.limits import Limits
 from rlio.mapping import DERIVE, Mapping
 from rlio.storage import InputFile, open_input
+from rlio.support.calls import closing_on_error
 
 _KNOWN: Final = ("obs", "actions", "rewards", "terminated", "truncated")
 _FLAGS: Final = ("terminated", "truncated")
@@ -55,7 +56,7 @@ def open_maniskill(place: Place, *, limits: Limits) -> MappedSource:
     files = tuple(_with_ending(file, ".h5") if file.path.endswith(".json") else file for file in place.files)
     place = Place(files[0].uri, None, files)
     table = Hdf5Table(place, limits=limits, last_only=_FLAGS)
-    try:
+    with closing_on_error(table):
         names = table.tree("traj_*")
         if "obs" not in names:
             raise MissingColumn(
@@ -79,9 +80,6 @@ def open_maniskill(place: Place, *, limits: Limits) -> MappedSource:
             ),
         )
         source.origin = _origin(place, table, limits)
-    except BaseException:
-        table.close()
-        raise
     if table.early:
         source.notes.append(
             f"Rows before the last are marked as ends in {len(table.early)} trajectories: rlio reads them as "

@@ -55,6 +55,7 @@ from rlio.limits import Limits
 from rlio.source.episodes import with_next_obs, without_final_obs
 from rlio.storage import InputFile, InputFiles, each_file
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
 from rlio.support.progress import reached
@@ -183,15 +184,12 @@ class RldsSource:
         self._checked: set[int] = set()
         self._held: tuple[int, _Opened] | None = None
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
-        try:
+        with closing_on_error(self):
             for number in each_file(self.files):
                 index = partial(self._index, number, counts[number][2])
                 guarded(self.files[number], None, index, format="RLDS")
             self._check_ended()
             self.row_bytes: int = self._measured()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def notes(self) -> list[str]:

@@ -44,6 +44,7 @@ from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 
 FORMAT = Format(
     name="torchrl",
@@ -117,11 +118,8 @@ class TorchrlSource:
         #: Of each episode: ranges of rows, in its order.
         self._ranges: list[list[tuple[int, int]]] = []
         self.lengths: list[int] = []
-        try:
+        with closing_on_error(self):
             self._index()
-        except BaseException:
-            self.close()
-            raise
         if self._left_out:
             self.notes.append(f"Not read: {excerpt(self._left_out)}.")
 

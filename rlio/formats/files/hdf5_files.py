@@ -37,6 +37,7 @@ from rlio.formats.files.inputs import guarded, raise_at
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
 __all__ = ["Hdf5Files", "tree_of"]
@@ -134,12 +135,9 @@ class Hdf5Files:
         # HDF5 itself reads local files in half the time that reads through Python take.
         place = stream if self.files[number].fs is not None else self.files[number].path
         locking = {} if place is stream else {"locking": False}
-        try:
+        with closing_on_error(stream):
             # The cache holds the chunks around the current group; h5py's default of 1 MB often holds none.
             file = self._h5py.File(place, "r", rdcc_nbytes=_CACHE_BYTES, **locking)
-        except BaseException:
-            stream.close()
-            raise
         return _Opened(file, stream, OrderedDict(), {}, {})
 
     def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:

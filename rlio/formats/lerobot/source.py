@@ -45,6 +45,7 @@ from rlio.schemas.leaves import leaf_name
 from rlio.source.episodes import measure_first, with_next_obs, without_final_obs
 from rlio.source.videos import VideoStream, video_library
 from rlio.storage import InputFile
+from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice
 from rlio.support.progress import each
 
@@ -173,16 +174,13 @@ class LeRobotSource:
         self.origin: Origin = Origin(uri=self.uri, extra=self._about_tasks())
         self._note_absences()
         shortest = min(filter(None, self.lengths), default=0)
-        try:
+        with closing_on_error(self):
             self.row_bytes: int = 1
             if shortest:
                 others = (number for number, steps in enumerate(self.lengths) if steps)
                 self.row_bytes = measure_first(
                     (self.lengths.index(shortest), *others), lambda episode: self.load(episode, None)
                 )
-        except BaseException:
-            self.close()
-            raise
         self._early_dones.clear()
 
     @property

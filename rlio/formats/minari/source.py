@@ -45,6 +45,7 @@ from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow_f
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 FORMAT = Format(
@@ -147,7 +148,7 @@ class MinariSource:
             if kind == "hdf5"
             else _ArrowStore(place, folder, kind, count, decode)
         )
-        try:
+        with closing_on_error(self._store):
             self.files: Sequence[InputFile] = self._store.files
             self.lengths: list[int] = [
                 whole_number(about, "total_steps", uri=self.uri) for about in self._store.episodes
@@ -171,9 +172,6 @@ class MinariSource:
                     (self.lengths.index(longest), *others),
                     lambda episode: self._load(episode, part[: self.lengths[episode]], None),
                 )
-        except BaseException:
-            self._store.close()
-            raise
 
     def _all_seeds(self) -> np.ndarray | None:
         """The seed of each episode, -1 if it has none; None: no episode has one."""
@@ -341,11 +339,8 @@ class _Hdf5Store:
         #: The library, once for all: an import statement takes as long as opening a dataset.
         self._h5py = import_module("h5py")
         self._open, self._all = self._h5py.h5o.open, self._h5py.h5s.ALL
-        try:
+        with closing_on_error(self._handles):
             self.episodes = self._handles.guarded(0, None, partial(self._index, count))
-        except BaseException:
-            self._handles.close()
-            raise
 
     def _index(self, count: int) -> list[dict[str, Any]]:
         h5a = self._h5py.h5a

@@ -47,6 +47,7 @@ from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import Storage
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 logger: logging.Logger = logging.getLogger("rlio")
@@ -117,7 +118,7 @@ class RllibEpisodeSource:
         self._check_one_env()
         self._parquet = ParquetFiles(place.files, limits)
         self.notes: list[str] = []
-        try:
+        with closing_on_error(self):
             self._episodes = self._joined(self._find())
             self.lengths: list[int] = [
                 sum(chunk.stop - chunk.start for chunk in chunks) for chunks in self._episodes
@@ -126,9 +127,6 @@ class RllibEpisodeSource:
             self.row_bytes: int = measure_first(
                 range(len(self.lengths)), lambda episode: self.load(episode, None)
             )
-        except BaseException:
-            self.close()
-            raise
         for note in self.notes:
             logger.warning("%s: %s", self.uri, note)
 

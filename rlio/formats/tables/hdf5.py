@@ -39,6 +39,7 @@ from rlio.mapping import DERIVE
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import each_file
 from rlio.storage.inputs import natural_order
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 __all__ = ["Hdf5Table", "suggested_for"]
@@ -423,11 +424,8 @@ def open_by_names(place: Place, *, limits: Limits) -> MappedSource:
         UnknownLayout: They have others; the message shows them.
     """
     table = Hdf5Table(place, limits=limits)
-    try:
+    with closing_on_error(table):
         table.guarded(table.name_datasets)
-    except BaseException:
-        table.close()
-        raise
     return by_own_names(table)
 
 

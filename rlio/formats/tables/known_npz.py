@@ -29,6 +29,7 @@ from rlio.formats.tables.npz import NpzTable
 from rlio.formats.tables.table import Rows
 from rlio.limits import Limits
 from rlio.mapping import DERIVE, Mapping
+from rlio.support.calls import closing_on_error
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -81,14 +82,11 @@ def open_ogbench(place: Place, *, limits: Limits) -> MappedSource:
         UnknownLayout: The last row does not end a trajectory.
     """
     table = NpzTable(place, limits=limits)
-    try:
+    with closing_on_error(table):
         table.lengths = list(_trajectories(table))
         more, left_out = _further(table, _OGBENCH)
         columns = {Columns.OBS: "observations", Columns.ACTIONS: "actions", **more}
         source = MappedSource(table, Mapping(columns, truncated=True, next_obs=DERIVE, final_row=True))
-    except BaseException:
-        table.close()
-        raise
     source.notes.append(
         "The last row of each trajectory is its final observation, as OGBench's loader reads it: its action "
         "is left out. terminals end trajectories that were cut; none of them terminated."
@@ -107,7 +105,7 @@ def open_ogbench(place: Place, *, limits: Limits) -> MappedSource:
 def open_d4rl_npz(place: Place, *, limits: Limits) -> MappedSource:
     """The episodes of NPZ with D4RL's names."""
     table = NpzTable(place, limits=limits)
-    try:
+    with closing_on_error(table):
         more, left_out = _further(table, {*_D4RL, _TIMEOUTS, _NEXT})
         names = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
         source = MappedSource(
@@ -119,9 +117,6 @@ def open_d4rl_npz(place: Place, *, limits: Limits) -> MappedSource:
                 next_obs=_NEXT if _NEXT in table.names else DERIVE,
             ),
         )
-    except BaseException:
-        table.close()
-        raise
     if not {_TIMEOUTS, _NEXT} & {*table.names}:
         source.notes.append(
             f"{source.uri} has no timeouts and no next observations: an episode that a time limit cut is "

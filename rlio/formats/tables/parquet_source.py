@@ -63,6 +63,7 @@ from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.spaces import Spaces
 
 __all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "check_infos_stay", "open_rows"]
@@ -109,15 +110,12 @@ def open_rows(
         RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
     )
     groups, options = RowGroups(files, limits, None, refuse=True), ReadOptions(on_error=on_error)
-    try:
+    with closing_on_error(groups):
         groups.index(failures := Failures(on_error))
         if groups.rows_are_batches:
             return RecordFiles(BatchRows(groups, failures), files, decoder_of, options, columns=None)
         check_infos_stay(whole := decoder_of(), files)
         return StepRows(groups, files, options, spaces, whole, {}, columns=None)
-    except BaseException:
-        groups.close()
-        raise
 
 
 class RowGroups:
