@@ -31,10 +31,8 @@ from rlio.formats.tables.parquet_source import (
     check_infos_stay,
 )
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
 from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice, checked_keywords
@@ -66,11 +64,10 @@ class ForeignParquetReader(RecordReader):
             has registered in this process. ``"refuse"`` them, because that library may read more out of them
             than is stored; or read their ``"storage"``, as for types that are not registered. The library's
             code never runs.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. A text as
             ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
@@ -89,8 +86,6 @@ class ForeignParquetReader(RecordReader):
         unnormalise_actions: bool | None = None,
         format_options: Mapping[str, Any] | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
@@ -113,8 +108,8 @@ class ForeignParquetReader(RecordReader):
             about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
             if groups.rows_are_batches:
                 records = BatchRows(groups, failures)
-                self._serve(records, files, decoder_of, asked, cache, normalise, details=about)
+                self._serve(records, files, decoder_of, asked, details=about)
                 return
             check_infos_stay(whole, files)
             steps = StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
-            self._serve_rows(steps, failures, asked, cache, normalise)
+            self._serve_rows(steps, failures, asked)

@@ -28,10 +28,8 @@ from rlio.formats.files.partitions import refuse_partitions
 from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.rllib.json_records import SUFFIXES, JsonRecords, refuse_data_sets
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
 from rlio.support.spaces import Spaces
@@ -69,11 +67,10 @@ class JsonReader(RecordReader):
             ``terminateds``, else that of ``new_obs``. rlio's rows have that of ``new_obs``; where it was not
             recorded, they have ``{}``. ``{"lists": ["tokens"]}``: columns, or parts of them (``obs/tokens``),
             whose rows have any number of items (`rlio.Ragged`), where those of the first record have one.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. A text as
             ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
@@ -90,8 +87,6 @@ class JsonReader(RecordReader):
         spaces: Spaces | None = None,
         unnormalise_actions: bool | None = None,
         format_options: Mapping[str, Any] | None = None,
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
@@ -112,7 +107,5 @@ class JsonReader(RecordReader):
                 source=found[0].uri,
             ),
             asked,
-            cache,
-            normalise,
             details={"max_line_bytes": limits.line_bytes},
         )

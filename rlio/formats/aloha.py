@@ -39,7 +39,6 @@ FORMAT = Format(
         endings=(".hdf5", ".h5"),
     ),
     source="rlio.formats.aloha:open_aloha",
-    advice="read it with rlio.read",
     about="A file is an episode, which is truncated. Final observations and rewards are not stored.",
 )
 

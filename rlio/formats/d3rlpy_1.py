@@ -26,7 +26,6 @@ FORMAT = Format(
     title="d3rlpy 1",
     marks=Marks(hdf5=lambda paths: {"observations", "episode_terminals"} <= paths, endings=(".h5", ".hdf5")),
     source="rlio.formats.d3rlpy_1:D3rlpy1Source",
-    advice="read it with rlio.read",
     about="Final observations are not stored. Episodes that end without a terminal are truncated.",
 )
 

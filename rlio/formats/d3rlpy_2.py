@@ -49,7 +49,6 @@ FORMAT = Format(
         row_shape=False,
         dtypes=False,
     ),
-    advice="read it with rlio.read",
     about="Final observations are not stored. Episodes that are not terminated are truncated.",
 )
 

@@ -42,7 +42,6 @@ FORMAT = Format(
     within="huggingface",
     source="rlio.formats.imitation:ImitationSource",
     root=("state.json",),
-    advice="read it with rlio.read",
     about="All observations are read. Objects in infos stay the JSON that jsonpickle made of them.",
 )
 

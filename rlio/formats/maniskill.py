@@ -41,7 +41,6 @@ FORMAT = Format(
     title="ManiSkill",
     marks=Marks(hdf5=_is_maniskill, json=with_all_of({"env_info", "episodes"}), endings=(".h5", ".hdf5")),
     source="rlio.formats.maniskill:open_maniskill",
-    advice="read it with rlio.read",
     about="All observations and both flags are read, and the environment's id from the JSON file beside it.",
 )
 

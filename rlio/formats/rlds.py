@@ -69,7 +69,6 @@ FORMAT = Format(
     ),
     source="rlio.formats.rlds:RldsSource",
     root=("features.json", "dataset_info.json"),
-    advice="read it with rlio.read",
     about="The last step of an episode is its final observation. Without is_terminal, ends are truncations.",
 )
 

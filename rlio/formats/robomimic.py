@@ -32,6 +32,7 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
+from rlio.formats.files.hdf5_files import leaves_of
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
@@ -63,7 +64,6 @@ FORMAT = Format(
         start=False,
         environment="robomimic",
     ),
-    advice="read it with rlio.read",
     about="A demonstration is an episode. Truncation is not stored: without done, it is unfinished.",
 )
 
@@ -199,7 +199,7 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.
-        for name in self._beside_names:
+        for name in self._beside or ():
             columns[name] = self._nested(number, f"{root}/{name}", rows, steps)
         return SampleBatch(columns)
 
@@ -238,7 +238,7 @@ class RobomimicSource(Hdf5Source):
         except SchemaError:  # Nothing is in it.
             return None
         found: _Kinds = {}
-        for key in _keys_of(tree):
+        for key in leaves_of(tree):
             try:
                 member = self._dataset(number, path + key)
             except UnsafeData:
@@ -251,7 +251,7 @@ class RobomimicSource(Hdf5Source):
     def _steps(self, number: int, path: str) -> int:
         """The rows of a dataset, or of the first one in a group."""
         tree = self._handles.tree(number, path)
-        return self._rows_in(number, path + _keys_of(tree)[0])
+        return self._rows_in(number, leaves_of(tree, path)[0])
 
     def _nested(self, number: int, path: str, rows: range, steps: int) -> Any:
         """Rows of a dataset, or of those in a group."""
@@ -264,10 +264,6 @@ class RobomimicSource(Hdf5Source):
         return read(path, self._handles.tree(number, path))
 
     @property
-    def _beside_names(self) -> list[str]:
-        return list(self._beside or ())
-
-    @property
     def left_out(self) -> list[str]:
         """Members of demonstrations that are not read."""
         return sorted(self._left_out)
@@ -276,13 +272,6 @@ class RobomimicSource(Hdf5Source):
         found = self._nested(number, path, rows, steps)
         plain = self._member(number, "data").attrs.get(_PLAIN)
         return found.get(plain, found) if isinstance(found, dict) else found
-
-
-def _keys_of(tree: Any, path: str = "") -> list[str]:
-    """The paths of the datasets in `Hdf5Files.tree`, each with a slash before it."""
-    if not isinstance(tree, dict):
-        return [path]
-    return [key for name, inner in tree.items() for key in _keys_of(inner, f"{path}/{name}")]
 
 
 class RobomimicSink(Hdf5Sink):

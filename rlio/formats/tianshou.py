@@ -40,7 +40,6 @@ FORMAT = Format(
         endings=(".hdf5", ".h5"),
     ),
     source="rlio.formats.tianshou:TianshouSource",
-    advice="read it with rlio.read",
     about=(
         "The valid rows of the ring, in the order in which they were added. Episodes at its ends may be "
         "parts. Pickled arrays are left out. Buffers with save_only_last_obs are refused."

@@ -52,7 +52,6 @@ FORMAT = Format(
     marks=Marks(json=lambda found: "tensordict" in str(found.get("_class", found.get("_type", "")))),
     source="rlio.formats.torchrl:TorchrlSource",
     root=("storage/meta.json", "meta.json"),
-    advice="read it with rlio.read",
     about=(
         "A dumped buffer or a TensorDict with the keys of TED. Episodes at a ring's ends may be parts. "
         "Buffers of several dimensions, and those of other writers than the round-robin one, are refused."

@@ -51,7 +51,6 @@ FORMAT = Format(
     source="rlio.formats.zarr_buffers:open_buffer",
     table="rlio.formats.zarr_buffers:ZarrTable",
     root=_ROOTS,
-    advice="read it with rlio.read",
     about="Final observations are not stored, and all ends are truncations.",
 )
 

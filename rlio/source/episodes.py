@@ -65,8 +65,9 @@ class EpisodeSource(Protocol):
     sentences about its data for the report (`rlio.conversion.report`); ``left_out``, names of what it has of
     each step and does not read; ``beside``, further files that determine the rows, such as videos;
     ``group_rows``, the most rows to read at once, if not 4096: where files are packed in larger pieces, that
-    many cost as one; ``version``, the version of the format that the files state; and ``sizes``, the bytes of
-    all files with rows, if `files` are not all.
+    many cost as one; ``version``, the version of the format that the files state; ``sizes``, the bytes of
+    all files with rows, if `files` are not all; and ``failures``, what was left out because it cannot be
+    opened (`rlio.formats.files.inputs.Failures`).
     """
 
     uri: str

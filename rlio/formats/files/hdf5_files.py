@@ -40,7 +40,7 @@ from rlio.storage.open_files import OpenFiles
 from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
-__all__ = ["Hdf5Files", "tree_of"]
+__all__ = ["Hdf5Files", "leaves_of", "tree_of"]
 
 T = TypeVar("T")
 
@@ -361,6 +361,13 @@ class _Opened:
             self.file.close()
         finally:
             self.stream.close()
+
+
+def leaves_of(tree: Any, path: str = "") -> list[str]:
+    """The paths of the datasets in `Hdf5Files.tree`, of which ``path`` is the root."""
+    if not isinstance(tree, dict):
+        return [path]
+    return [leaf for key, part in tree.items() for leaf in leaves_of(part, f"{path}/{key}")]
 
 
 def tree_of(group: Any) -> str:

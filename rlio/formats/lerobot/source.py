@@ -26,7 +26,7 @@ import numpy as np
 
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import object_column
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.encoded_picture import VideoFrame
 from rlio.batch.nested import map_structure
 from rlio.batch.picture_codecs import decode_column, encoded_column
@@ -107,18 +107,11 @@ FORMAT = Format(
     rootless="data sets of LeRobot v1 have meta_data/info.json instead, and others are incomplete without "
     f"it: convert v1 with LeRobot (docs/foreign.md), or {AS_TABLE}",
     home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
-    advice="read it with rlio.read",
     about="Frames after the last action are usually absent. Ends are those of next.done in the last frame.",
 )
 
 #: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
-_OURS: Final = frozenset(
-    (
-        *(Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.ACTIONS, Columns.REWARDS),
-        *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID),
-        *(Columns.AGENT_INDEX, "agent_id", Columns.INFOS),
-    )
-)
+_OURS: Final = TRAJECTORY | {AGENT_ID, Columns.DONES}
 _EPISODE_FILES = re.compile(r"meta/episodes/(?:[^./][^/]*/)*[^./][^/]*\.parquet")
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.

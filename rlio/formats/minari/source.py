@@ -81,7 +81,6 @@ FORMAT = Format(
     root=("data/metadata.json", "metadata.json"),
     home=("MINARI_DATASETS_PATH", "~/.minari/datasets"),
     remote="rlio.formats.minari.remote:uri_of_id",
-    advice="read it with rlio.read",
     about="All observations, spaces, seeds and the environment's spec are read, infos and options are not.",
 )
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import object_column
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.episode_files import EpisodeFilesSink
@@ -68,7 +68,6 @@ FORMAT = Format(
         ids="text",
         infos=True,
     ),
-    advice="read it with rlio.read",
     about="Episodes that RLlib's recorder has written several times are read once. Infos of resets are not "
     "read. Multi-agent episodes are refused.",
 )
@@ -79,12 +78,7 @@ _KEYS: Final = frozenset(
 #: In what `RllibEpisodeSink` writes of an episode without infos, for RLlib's episodes always have them.
 _NO_INFOS: Final = {"has_infos": False}
 _RUN: Final = re.compile(r"(.*)/run-\d+-\d+/[^/]+")
-_OWN: Final = frozenset(
-    (
-        *(Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.ACTIONS, Columns.REWARDS),
-        *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.INFOS, Columns.EPS_ID, Columns.T),
-    )
-)
+_OWN: Final = TRAJECTORY - {Columns.AGENT_INDEX}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ FORMAT = Format(
     marks=Marks(endings=(".arrow", ".feather", ".ipc"), by_ending=True),
     source="rlio.formats.tables.arrow:ArrowTable",
     table="rlio.formats.tables.arrow:ArrowTable",
-    advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
 )
 

@@ -44,7 +44,7 @@ def stated_lengths(table: Table, mapping: Mapping) -> list[int] | None:
         except SchemaError as error:
             raise_at(
                 SchemaError(f"{_option(mapping)}: {_text(error)}", column=name),
-                uri=table.files[file].uri if table.files else table.uri,
+                uri=table.uri_of(file),
             )
     return found
 

@@ -27,7 +27,7 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
-from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
+from rlio.formats.files.hdf5_files import Hdf5Files, leaves_of, tree_of
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
 from rlio.formats.place import Place
@@ -96,8 +96,11 @@ class Hdf5Table(Table):
 
     def name_datasets(self) -> None:
         """State the datasets of the first file as the columns, for a mapping that their names imply."""
-        root = self._handles.file(0)
-        self.names: Sequence[str] = _paths_below(self._handles, root, self._limits, datasets_only=True)
+
+        def paths() -> list[str]:
+            return _paths_below(self._handles, self._handles.file(0), self._limits, datasets_only=True)
+
+        self.names: Sequence[str] = self._guarded(0, paths)
 
     # ---- what is in the files ----
 
@@ -143,7 +146,7 @@ class Hdf5Table(Table):
         tops = {name: top for name in wanted if (top := self._top(0, group, name)) is not None}
         rows: dict[bool, set[int]] = {True: set(), False: set()}
         for name, top in tops.items():
-            leaves = _leaves(top, self._tree(0, group, top))
+            leaves = leaves_of(self._tree(0, group, top), top)
             rows[name in self._obs] |= {len(self._dataset(0, group, leaf)) for leaf in leaves}
         longer, shorter = rows[True], rows[False]
         return len(longer) == len(shorter) == 1 and {count - 1 for count in longer} == shorter
@@ -187,14 +190,14 @@ class Hdf5Table(Table):
         self, glob: str, known: Collection[str], like: str, lacks: int
     ) -> tuple[dict[str, str], list[str]]:
         first = self._first(glob)
-        rows = len(self._dataset(0, first, _leaves(like, self._tree(0, first, like))[0]))
+        rows = len(self._dataset(0, first, leaves_of(self._tree(0, first, like), like)[0]))
         columns: dict[str, str] = {}
         others: list[str] = []
         for name in self._handles.member(0, first):
             if name in known:
                 continue
             try:
-                leaves = _leaves(name, self._tree(0, first, name))
+                leaves = leaves_of(self._tree(0, first, name), name)
                 counts = {len(self._dataset(0, first, leaf)) for leaf in leaves}
                 ColumnMapping({Columns.OBS: like, name: name})
             except (SchemaError, OptionError):
@@ -222,10 +225,6 @@ class Hdf5Table(Table):
             "its episodes to rlio.from_episodes. The layouts of HDF5 that need no mapping are "
             + titles_of_read(hdf5=True)
         )
-
-    def guarded(self, action: Callable[[], T]) -> T:
-        """Call ``action`` on the first file, see `Hdf5Files.guarded`."""
-        return self._guarded(0, action)
 
     def _guarded(self, number: int, action: Callable[[], T]) -> T:
         return self._handles.guarded(number, None, action)
@@ -292,7 +291,7 @@ class Hdf5Table(Table):
                     f"{excerpt(self._trees[name])}: map the parts that all episodes have",
                     column=name,
                 )
-            for path in _leaves(name, tree):
+            for path in leaves_of(tree, name):
                 counts[path] = len(self._dataset(number, group, path))
                 if any(name in (own, own.partition(".")[0]) for own in self._obs):
                     longer.add(path)
@@ -425,7 +424,7 @@ def open_by_names(place: Place, *, limits: Limits) -> MappedSource:
     """
     table = Hdf5Table(place, limits=limits)
     with closing_on_error(table):
-        table.guarded(table.name_datasets)
+        table.name_datasets()
     return by_own_names(table)
 
 
@@ -490,13 +489,6 @@ def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
     flags = [*flags_of(mapping), *([mapping.starts] if mapping.starts else ())]
     return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
-
-
-def _leaves(path: str, tree: Any) -> list[str]:
-    """The paths of the datasets in a column."""
-    if not isinstance(tree, dict):
-        return [path]
-    return [leaf for key, part in tree.items() for leaf in _leaves(f"{path}/{key}", part)]
 
 
 def _join(group: str, name: str) -> str:

@@ -61,7 +61,6 @@ FORMATS: Final = (
         title="OGBench",
         marks=Marks(npz=_is_ogbench, endings=(".npz",)),
         source="rlio.formats.tables.known_npz:open_ogbench",
-        advice="read it with rlio.read",
         about="The last row of a trajectory is its final observation. All ends are truncations; no rewards.",
     ),
     Format(
@@ -69,7 +68,6 @@ FORMATS: Final = (
         title="NPZ with D4RL's names",
         marks=Marks(npz=_is_d4rl, endings=(".npz",)),
         source="rlio.formats.tables.known_npz:open_d4rl_npz",
-        advice="read it with rlio.read",
         about="Timeouts are truncations. Final observations are known only with next_observations.",
     ),
 )

@@ -129,7 +129,7 @@ class MappedColumns:
                     mask = None if keep is None else keep[at : at + high - low]
                     parts.append(self._table.read(Rows(file, low, max(low, high), mask, fills), names))
                 except RlioError as error:
-                    raise_at(error, uri=self._table.files[file].uri if self._table.files else self.uri)
+                    raise_at(error, uri=self._table.uri_of(file))
             file += 1
         found = {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
         for path in found.keys() & self._codes.keys():

@@ -62,7 +62,6 @@ FORMAT = Format(
         agents=True,
         uniform="dtypes",
     ),
-    advice="read it with rlio.read",
     about="Arrays by rlio's names, with `lengths` of the episodes; or any, by a mapping (docs/mapping.md).",
 )
 
