@@ -18,17 +18,12 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Unpack
 
-from rlio.formats.files.inputs import Failures, find_files
-from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.tables.parquet_source import (
-    SUFFIXES,
     BatchRows,
-    RowGroups,
     StepRows,
-    check_infos_stay,
+    open_row_groups,
 )
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.record_reader import RecordReader
@@ -92,24 +87,21 @@ class ForeignParquetReader(RecordReader):
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         check_choice("extension_types", extension_types, ("refuse", "storage"))
-        files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-        decoder_of = partial(
-            RllibDecoder,
-            spaces=spaces,
+        groups, failures, decoder_of = open_row_groups(
+            inputs,
+            asked.options,
+            refuse=extension_types == "refuse",
+            storage_options=storage_options,
             limits=limits,
+            spaces=spaces,
             unnormalise_actions=unnormalise_actions,
             format_options=format_options,
-            source=files[0].uri,
         )
-        whole, refuse = decoder_of(), extension_types == "refuse"
-        groups = RowGroups(files, limits, asked.options.columns, refuse=refuse)
+        about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
         with closing_on_error(groups):
-            groups.index(failures := Failures(asked.options.on_error))
-            about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
             if groups.rows_are_batches:
-                records = BatchRows(groups, failures)
-                self._serve(records, files, decoder_of, asked, details=about)
+                self._serve(BatchRows(groups, failures), groups.files, decoder_of, asked, details=about)
                 return
-            check_infos_stay(whole, files)
-            steps = StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
+            decoder = decoder_of(None)
+            steps = StepRows(groups, asked.options, spaces, decoder, about, columns=asked.columns)
             self._serve_rows(steps, failures, asked)

@@ -19,14 +19,9 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Unpack
 
-from rlio.formats.files.inputs import find_files
-from rlio.formats.files.line_files import open_line_files
-from rlio.formats.files.partitions import refuse_partitions
-from rlio.formats.rllib.decoder import RllibDecoder
-from rlio.formats.rllib.json_records import SUFFIXES, JsonRecords, refuse_data_sets
+from rlio.formats.rllib.json_records import open_records
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
@@ -92,20 +87,13 @@ class JsonReader(RecordReader):
         **keywords: Unpack[SourceKeywords],
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
-        found = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-        refuse_data_sets(found)
-        refuse_partitions(found)
-        self._serve(
-            JsonRecords(open_line_files(found, limits), limits.line_bytes, asked.options.on_error),
-            found,
-            partial(
-                RllibDecoder,
-                spaces=spaces,
-                limits=limits,
-                unnormalise_actions=unnormalise_actions,
-                format_options=format_options,
-                source=found[0].uri,
-            ),
-            asked,
-            details={"max_line_bytes": limits.line_bytes},
+        records, files, decoder_of = open_records(
+            inputs,
+            on_error=asked.options.on_error,
+            storage_options=storage_options,
+            limits=limits,
+            spaces=spaces,
+            unnormalise_actions=unnormalise_actions,
+            format_options=format_options,
         )
+        self._serve(records, files, decoder_of, asked, details={"max_line_bytes": limits.line_bytes})

@@ -356,7 +356,7 @@ class RldsSource:
                 number, *place = self._places[0]
                 with contextlib.suppress(CorruptData):  # `load` raises it.
                     example = self._file(number).glance(*place)
-                    shown = self._part(example, {}, path, feature, range(1))
+                    shown = self._part(_Opened(example, {}, {}), path, feature, range(1))
                     shape = (len(shown[0]), *feature.shape) if feature.is_list else row_type(shown)[1]
                     feature = replace(feature, shape=shape)
             wide += (1 + (path[0] == "observation")) * _row_bytes(feature)
@@ -397,7 +397,7 @@ class RldsSource:
     def _rows(
         self, episode: int, opened: _Opened, part: range, columns: frozenset[str] | None
     ) -> SampleBatch:
-        example, bounds, ends = opened
+        example, ends = opened.example, opened.ends
         if not ends:
             ends.update(self._ends(example))
         total, is_over, is_terminal = len(ends[_LAST]), bool(ends[_LAST][-1]), bool(ends[_TERMINAL][-1])
@@ -412,7 +412,7 @@ class RldsSource:
             if path[0] in ends or not _is_wanted(path[0], columns):
                 continue
             if len(shown) < total or feature.is_list:
-                parts[path] = self._part(example, bounds, path, feature, shown, total)
+                parts[path] = self._part(opened, path, feature, shown, total)
             else:
                 parts[path] = self._column(example, (_STEPS, *path), feature)
                 _check_steps(path, len(parts[path]), total)
@@ -470,17 +470,12 @@ class RldsSource:
         return found
 
     def _part(
-        self,
-        example: Example,
-        bounds: _Bounds,
-        path: _Path,
-        feature: _Feature,
-        rows: range,
-        steps: int | None = None,
+        self, opened: _Opened, path: _Path, feature: _Feature, rows: range, steps: int | None = None
     ) -> NDArray[Any]:
         """The values of some steps of a feature, which must have ``steps`` if they are given."""
         if feature.is_list:
-            return self._lists(example, bounds, path, feature, rows, steps)
+            return self._lists(opened, path, feature, rows, steps)
+        example, bounds, _ = opened
         values = _values(example, (_STEPS, *path), feature)
         with in_column("/".join((_STEPS, *path))):
             if path not in bounds:
@@ -495,27 +490,19 @@ class RldsSource:
             return self._array(example.some(values, start, stop), feature)
 
     def _lists(
-        self,
-        example: Example,
-        bounds: _Bounds,
-        path: _Path,
-        feature: _Feature,
-        rows: range,
-        steps: int | None,
+        self, opened: _Opened, path: _Path, feature: _Feature, rows: range, steps: int | None
     ) -> NDArray[Any]:
         """See `_part`, of a sequence in each step: rows of a `Ragged`."""
-        if (ends := bounds.get(path)) is None:
-            lengths = self._column(example, (_STEPS, *path, _LENGTHS), _LENGTH)
+        if (ends := opened.bounds.get(path)) is None:
+            lengths = self._column(opened.example, (_STEPS, *path, _LENGTHS), _LENGTH)
             if (lengths < 0).any():
                 raise CorruptData("a sequence has less than no items", column="/".join((_STEPS, *path)))
-            ends = bounds[path] = np.cumsum([0, *lengths])
+            ends = opened.bounds[path] = np.cumsum([0, *lengths])
         _check_steps(path, len(ends) - 1, steps)
         own = ends[rows.start : rows.stop + 1]
         items = replace(feature, is_list=False)
         self._piece.spend(_TEXT_BYTES * len(own))
-        values = self._part(
-            example, bounds, (*path, _ITEMS), items, range(int(own[0]), int(own[-1])), int(ends[-1])
-        )
+        values = self._part(opened, (*path, _ITEMS), items, range(int(own[0]), int(own[-1])), int(ends[-1]))
         return Ragged(values, own - own[0]).rows()
 
     def _column(self, example: Example, path: _Path, feature: _Feature) -> NDArray[Any]:

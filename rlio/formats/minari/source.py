@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -198,7 +198,9 @@ class MinariSource:
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`. The sum of its rewards is checked first."""
         if episode != self._summed:
-            self._check_rewards(episode, self._store.read(episode, [_REWARDS])[_REWARDS])
+            self._check_rewards(
+                episode, self._store.read(episode, [_REWARDS], None, self.lengths[episode])[_REWARDS]
+            )
             self._summed = episode
         return self._load(episode, range(start, stop), columns)
 
@@ -210,11 +212,8 @@ class MinariSource:
         names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
         names += ["actions"] * wants(Columns.ACTIONS)
         steps = self.lengths[episode]
-        if part is None:
-            found = self._store.read(episode, names)
-        else:
-            found = self._store.read_part(episode, names, part, steps)
-            steps = len(part)
+        found = self._store.read(episode, names, part, steps)
+        steps = steps if part is None else len(part)
         for name, value in found.items():
             if name in (_REWARDS, *_ENDS) and not isinstance(value, np.ndarray):
                 raise CorruptData(f"{name} of episode {episode} are nested: expected an array", uri=self.uri)
@@ -373,17 +372,11 @@ class _Hdf5Store:
             raise UnsafeData(f"{excerpt(name)} is a link, which may lead out of the file")
         return self._open(group, encoded)
 
-    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        """Columns of one episode: N+1 observations, N rows of all else."""
-        return self._handles.guarded(0, episode, lambda: self._read(episode, names))
-
-    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
-        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
+    def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
+        """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
         return self._handles.guarded(0, episode, lambda: self._read(episode, names, part, steps))
 
-    def _read(
-        self, episode: int, names: Sequence[str], part: range | None = None, steps: int = 0
-    ) -> dict[str, Any]:
+    def _read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
         group = self._member(self._handles.file(0).id, f"episode_{episode}")
         found = {}
         for name in names:
@@ -492,17 +485,15 @@ class _ArrowStore:
         self._open: tuple[int, ArrowTable] | None = None
         self._held: tuple[int, int, Any] | None = None
 
-    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        """Columns of one episode: N+1 observations, N rows of all else."""
-        return self._guarded(episode, lambda: self._columns(self._all(episode, names), names))
+    def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
+        """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
 
-    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
-        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
-        return self._guarded(episode, lambda: self._columns(self._rows(episode, names, part, steps), names))
+        def columns() -> dict[str, Any]:
+            found = self._all(episode, names) if part is None else self._rows(episode, names, part, steps)
+            return self._columns(found, names)
 
-    def _guarded(self, episode: int, action: Callable[[], T]) -> T:
         kind = "Arrow" if self._parquet is None else "Parquet"
-        return guarded(self.files[episode], episode, action, format=kind)
+        return guarded(self.files[episode], episode, columns, format=kind)
 
     def _all(self, episode: int, names: Sequence[str]) -> Any:
         if self._parquet is not None:

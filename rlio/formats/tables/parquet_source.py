@@ -53,7 +53,7 @@ from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_columns
 from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_columns
-from rlio.formats.rllib.record_source import RecordFiles
+from rlio.formats.rllib.record_source import DecoderOf, RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.schemas.arrow_tables import arrow_times
@@ -66,7 +66,7 @@ from rlio.storage.filesystem import StrPath
 from rlio.support.calls import closing_on_error
 from rlio.support.spaces import Spaces
 
-__all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "check_infos_stay", "open_rows"]
+__all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "open_row_groups", "open_rows"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -85,16 +85,6 @@ _GROUP_ROWS: Final = 64
 _RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
 
 
-def check_infos_stay(whole: RllibDecoder, files: Sequence[InputFile]) -> None:
-    """Raise OptionError if infos are said to be in other rows than those of their steps."""
-    if whole.infos.given == "obs":
-        raise OptionError(
-            "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
-            "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
-            uri=files[0].uri,
-        )
-
-
 def open_rows(
     inputs: StrPath | Sequence[StrPath],
     *,
@@ -105,17 +95,48 @@ def open_rows(
     on_error: Literal["raise", "skip"],
 ) -> GroupFiles:
     """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
-    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-    decoder_of = partial(
-        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
+    options = ReadOptions(on_error=on_error)
+    groups, failures, decoder_of = open_row_groups(
+        inputs,
+        options,
+        refuse=True,
+        storage_options=storage_options,
+        limits=limits,
+        spaces=spaces,
+        format_options=format_options,
     )
-    groups, options = RowGroups(files, limits, None, refuse=True), ReadOptions(on_error=on_error)
     with closing_on_error(groups):
-        groups.index(failures := Failures(on_error))
         if groups.rows_are_batches:
-            return RecordFiles(BatchRows(groups, failures), files, decoder_of, options, columns=None)
-        check_infos_stay(whole := decoder_of(), files)
-        return StepRows(groups, files, options, spaces, whole, {}, columns=None)
+            return RecordFiles(BatchRows(groups, failures), groups.files, decoder_of, options, columns=None)
+        return StepRows(groups, options, spaces, decoder_of(None), {}, columns=None)
+
+
+def open_row_groups(
+    inputs: StrPath | Sequence[StrPath],
+    options: ReadOptions,
+    *,
+    refuse: bool,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    **decoding: Any,
+) -> tuple[RowGroups, Failures, DecoderOf]:
+    """The row groups of Parquet files, the files that could not be opened, and what makes decoders.
+
+    Args:
+        inputs: The files.
+        options: The columns that are read, and what to do with damage.
+        refuse: See `RowGroups`.
+        storage_options: Keywords of the fsspec filesystem.
+        limits: What the files may ask for.
+        decoding: Options of `RllibDecoder`.
+    """
+    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
+    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri, **decoding)
+    decoder_of()  # Raises before a file is opened.
+    groups = RowGroups(files, limits, options.columns, refuse=refuse)
+    with closing_on_error(groups):
+        groups.index(failures := Failures(options.on_error))
+    return groups, failures, decoder_of
 
 
 class RowGroups:
@@ -432,7 +453,6 @@ class StepRows(GroupFiles):
 
     Args:
         groups: The row groups.
-        files: Their files.
         options: What to do with files with different columns.
         spaces: See the reader.
         decoder: Settles flags, and scales actions.
@@ -443,7 +463,6 @@ class StepRows(GroupFiles):
     def __init__(
         self,
         groups: RowGroups,
-        files: Sequence[InputFile],
         options: ReadOptions,
         spaces: Spaces | None,
         decoder: RllibDecoder,
@@ -451,7 +470,13 @@ class StepRows(GroupFiles):
         *,
         columns: Sequence[str] | None,
     ) -> None:
-        super().__init__(files, {**decoder.details, **about})
+        if decoder.infos.given == "obs":
+            raise OptionError(
+                "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
+                "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
+                uri=groups.files[0].uri,
+            )
+        super().__init__(groups.files, {**decoder.details, **about})
         self._row_groups, self._decoder = groups, decoder
         for name in decoder.lists:
             groups.unequal.setdefault(name, ())
@@ -472,12 +497,12 @@ class StepRows(GroupFiles):
         #: (row group, first row in it, row after the last) of each group.
         self._groups: list[tuple[int, int, int]] = []
         part = min(_GROUP_BYTES, groups.limits.group_bytes // 2)
-        ends = [0] * len(files)
+        ends = [0] * len(groups.files)
         for group, rows in enumerate(groups.rows):
             most = max(_GROUP_ROWS, part // max(1, row_bytes, groups.sizes[group] // rows))
             self._groups += [(group, at, min(at + most, rows)) for at in range(0, rows, most)]
             ends[groups.places[group][0]] = len(self._groups)
-        of_files = zip(files, pairwise(accumulate(ends, max, initial=0)), strict=True)
+        of_files = zip(groups.files, pairwise(accumulate(ends, max, initial=0)), strict=True)
         segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
         self._state([stop - start for _, start, stop in self._groups], segments, row_bytes=row_bytes)
 
