@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.ragged import Ragged
-from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.inputs import guarded
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles

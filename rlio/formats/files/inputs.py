@@ -12,13 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
 
-from rlio.errors import (
-    CorruptData,
-    DataNotFound,
-    SchemaError,
-    UnknownLayout,
-    raise_at,
-)
+from rlio.errors import CorruptData, DataNotFound, SchemaError, UnknownLayout, raise_at
 from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -26,14 +20,7 @@ from rlio.source.damage import SkippedRecord, damage_named
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
 
-__all__ = [
-    "Failures",
-    "SkippedRecord",
-    "find_files",
-    "guarded",
-    "in_column",
-    "raise_at",
-]
+__all__ = ["Failures", "find_files", "guarded", "in_column"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 

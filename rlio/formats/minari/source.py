@@ -28,11 +28,11 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.batch.picture_codecs import encoded_column
-from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.hdf5_files import Hdf5Files
-from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.inputs import guarded
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.space_arrays import children_of, fit_space
@@ -97,6 +97,7 @@ KEPT: Final = (
 # Rows that are measured.
 _SAMPLE_ROWS: Final = 64
 _REWARDS, _ENDS = "rewards", ("terminations", "truncations")
+_SPACES: Final = ("observation", "action")
 
 
 class MinariSource:
@@ -118,29 +119,12 @@ class MinariSource:
         metadata = read_object(storage, folder + _METADATA, limits=limits)
         if "total_episodes" not in metadata:
             raise UnknownLayout("found an episode of a Minari data set, expected its root", uri=where)
-        kind = metadata.get("data_format", "hdf5")
-        if kind not in ("hdf5", "arrow", "parquet"):
-            raise UnknownLayout(
-                f"found data_format {excerpt(kind)}, expected hdf5, arrow or parquet", uri=where
-            )
-        try:
-            found = [_space(metadata, f"{name}_space", limits) for name in ("observation", "action")]
-        except (CorruptData, SchemaError) as error:
-            raise_at(error, uri=where)
-        self.spaces: tuple[Any, Any] | None = (found[0], found[1]) if None not in found else None
-        stated = metadata.get("minari_version")
-        self.version: str | None = stated if isinstance(stated, str) else None
-        spec = metadata.get("env_spec")
-        self.origin: Origin = Origin(
-            uri=self.uri,
-            spaces=self.spaces,
-            env=spec if isinstance(spec, str) else None,
-            extra={name: metadata[name] for name in KEPT if name in metadata},
-        )
+        observation, action = self._take_about(metadata, where, limits)
         self.notes: list[str] = ["Infos and the options of resets are not read."]
-        spaces = {"observations": found[0], "actions": found[1]}
+        spaces = {"observations": observation, "actions": action}
         decode = _Decode(spaces, metadata.get("jpeg_encoding", True) is not False, limits)
         count = whole_number(metadata, "total_episodes", uri=where)
+        kind = metadata.get("data_format", "hdf5")
         #: Its `episodes` have the metadata of each: total_steps, and maybe seed and rewards_sum.
         self._store: _Hdf5Store | _ArrowStore = (
             _Hdf5Store(place, folder, count, decode)
@@ -161,16 +145,42 @@ class MinariSource:
             self._has_warned = False
             #: The episode whose sum of rewards was checked last.
             self._summed = -1
-            longest = max(self.lengths, default=0)
-            self.row_bytes: int = 1
-            if longest:
-                # The longest one need not fit into memory.
-                part = range(min(longest, _SAMPLE_ROWS))
-                others = (number for number, steps in enumerate(self.lengths) if steps)
-                self.row_bytes = measure_first(
-                    (self.lengths.index(longest), *others),
-                    lambda episode: self._load(episode, part[: self.lengths[episode]], None),
-                )
+            self.row_bytes: int = self._measured()
+
+    def _take_about(self, metadata: dict[str, Any], where: str, limits: Limits) -> tuple[Any, Any]:
+        """Take in what the metadata state of the whole; gives both spaces, None if one is not stated."""
+        kind = metadata.get("data_format", "hdf5")
+        if kind not in ("hdf5", "arrow", "parquet"):
+            raise UnknownLayout(
+                f"found data_format {excerpt(kind)}, expected hdf5, arrow or parquet", uri=where
+            )
+        try:
+            observation, action = (_space(metadata, f"{name}_space", limits) for name in _SPACES)
+        except (CorruptData, SchemaError) as error:
+            raise_at(error, uri=where)
+        is_known = observation is not None and action is not None
+        self.spaces: tuple[Any, Any] | None = (observation, action) if is_known else None
+        stated, spec = metadata.get("minari_version"), metadata.get("env_spec")
+        self.version: str | None = stated if isinstance(stated, str) else None
+        self.origin: Origin = Origin(
+            uri=self.uri,
+            spaces=self.spaces,
+            env=spec if isinstance(spec, str) else None,
+            extra={name: metadata[name] for name in KEPT if name in metadata},
+        )
+        return observation, action
+
+    def _measured(self) -> int:
+        """Bytes of a row. The longest episode counts, of which not all rows need fit into memory."""
+        longest = max(self.lengths, default=0)
+        if not longest:
+            return 1
+        part = range(min(longest, _SAMPLE_ROWS))
+        others = (number for number, steps in enumerate(self.lengths) if steps)
+        return measure_first(
+            (self.lengths.index(longest), *others),
+            lambda episode: self._load(episode, part[: self.lengths[episode]], None),
+        )
 
     def _all_seeds(self) -> np.ndarray | None:
         """The seed of each episode, -1 if it has none; None: no episode has one."""

@@ -22,8 +22,8 @@ import orjson
 from rlio.batch import Batch
 from rlio.batch.columns import Columns
 from rlio.catalog.names import HEADER, ShardName
-from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.files.inputs import Failures, find_files, raise_at
+from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, raise_at
+from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.json_files import spread_value
 from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
 from rlio.formats.files.partitions import refuse_partitions

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import MissingColumn, SchemaError, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import MissingColumn, SchemaError, excerpt, raise_at
 from rlio.formats.tables.table import Table
 from rlio.mapping import Mapping
 

@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import DataNotFound, RlioError, SchemaError, UnsafeData, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import DataNotFound, RlioError, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.tables.final_rows import with_final_row
 from rlio.formats.tables.padding import PaddedLists, padding_error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -32,7 +32,7 @@ from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
 from rlio.formats.place import Place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
-from rlio.formats.tables.paths import flags_of
+from rlio.formats.tables.paths import flags_of, names_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
@@ -475,20 +475,12 @@ def _paths_below(files: Hdf5Files, group: Any, limits: Limits, *, datasets_only:
 
 def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
     """The names of all columns that a mapping names; ``of``: for one column of rlio."""
-
-    def names(spec: Any) -> Iterator[str]:
-        if isinstance(spec, str):
-            yield spec
-        else:
-            for part in spec.values() if isinstance(spec, Mapping) else spec:
-                yield from names(part)
-
     if of:
         specs = [spec for name, spec in mapping.columns.items() if name.partition("/")[0] == of]
-        return list(names(specs))
+        return list(names_of(specs))
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
     flags = [*flags_of(mapping), *([mapping.starts] if mapping.starts else ())]
-    return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
+    return list(dict.fromkeys(names_of([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
 
 
 def _join(group: str, name: str) -> str:

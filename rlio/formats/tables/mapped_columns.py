@@ -16,8 +16,7 @@ from rlio.batch.arrays import concat_leaves
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.ragged import Ragged, item_type
-from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, excerpt, raise_at
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.tables.described import hint_of, kind_of
 from rlio.formats.tables.doubts import NOT, mask_ends

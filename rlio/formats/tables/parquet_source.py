@@ -32,6 +32,7 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
     excerpt,
+    raise_at,
 )
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import (
@@ -44,7 +45,7 @@ from rlio.formats.files.arrow_columns import (
     to_column,
     to_lists,
 )
-from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
+from rlio.formats.files.inputs import Failures, find_files, in_column
 from rlio.formats.files.json_files import parse_json
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions

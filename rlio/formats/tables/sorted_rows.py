@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import concat_leaves
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
-from rlio.errors import RlioError, SchemaError, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import RlioError, SchemaError, excerpt, raise_at
 from rlio.formats.files.value_arrays import one_a_row
 from rlio.formats.tables.paths import resolved, walk
 from rlio.formats.tables.table import Rows, Table, TableAround
