@@ -21,9 +21,9 @@ from rlio.read_options import ReadKeywords, ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
+from rlio.replay.draw_options import DrawKeywords, UnitKeywords, draw_of
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
-from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
 from rlio.source.damage import SkippedRecord
 from rlio.source.source import FileSource, Source
 from rlio.support.calls import closing_on_error
