@@ -41,8 +41,6 @@ from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import open_cached
 from rlio.replay.draw_options import (
     DrawKeywords,
-    LiveDrawKeywords,
-    UnitKeywords,
     draw_of,
 )
 from rlio.replay.draws import Draw, Units
