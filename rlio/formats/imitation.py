@@ -19,8 +19,8 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.formats.files.arrow_columns import to_column
+from rlio.formats.files.step_rows import flags_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.tables.hugging_face import saved_table
 from rlio.limits import Limits

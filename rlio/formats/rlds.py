@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -46,9 +46,9 @@ from rlio.errors import (
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
+from rlio.formats.files.step_rows import flags_of, flat
 from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
 from rlio.formats.format import Format, Marks, with_all_of
-from rlio.formats.hdf5_source import flags_of, flat
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
@@ -185,8 +185,8 @@ class RldsSource:
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         with closing_on_error(self):
             for number in each_file(self.files):
-                index = partial(self._index, number, counts[number][2])
-                guarded(self.files[number], None, index, format="RLDS")
+                with guarded(self.files[number], format="RLDS"):
+                    self._index(number, counts[number][2])
             self._check_ended()
             self.row_bytes: int = self._measured()
 
@@ -365,23 +365,18 @@ class RldsSource:
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         number, start, size = self._places[episode]
-
-        def rows() -> SampleBatch:
+        with self._guarded(episode):
             example = Example.of(self._file(number).read(start, size), self._limits)
             return self._rows(episode, _Opened(example, {}, {}), range(self.lengths[episode]), columns)
 
-        return self._guarded(episode, rows)
-
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
-        return self._guarded(
-            episode, lambda: self._rows(episode, self._found(episode), range(start, stop), columns)
-        )
+        with self._guarded(episode):
+            return self._rows(episode, self._found(episode), range(start, stop), columns)
 
-    def _guarded(self, episode: int, action: Callable[[], SampleBatch]) -> SampleBatch:
-        file = self.files[self._places[episode][0]]
+    def _guarded(self, episode: int) -> AbstractContextManager[None]:
         self._piece = self._allowance.piece()
-        return guarded(file, episode, action, format="RLDS")
+        return guarded(self.files[self._places[episode][0]], episode, format="RLDS")
 
     def _found(self, episode: int) -> _Opened:
         """The features of an episode, whose values stay in the file."""
@@ -407,16 +402,7 @@ class RldsSource:
             raise CorruptData(f"the episode has {steps} steps, expected {self.lengths[episode]}")
         # One step more, which has the next observation of the last row.
         shown = range(part.start, min(part.stop + 1, total))
-        parts: dict[_Path, NDArray[Any]] = {}
-        for path, feature in self._steps.items():
-            if path[0] in ends or not _is_wanted(path[0], columns):
-                continue
-            if len(shown) < total or feature.is_list:
-                parts[path] = self._part(opened, path, feature, shown, total)
-            else:
-                parts[path] = self._column(example, (_STEPS, *path), feature)
-                _check_steps(path, len(parts[path]), total)
-        found: dict[str, Any] = unflatten(parts, parts.values())
+        found = self._of_steps(opened, shown, total, columns)
         rows: dict[str, Any] = {}
         if "observation" in found:
             goes_on = len(shown) > len(part)
@@ -435,17 +421,35 @@ class RldsSource:
             cut = map_structure(lambda leaf: leaf[: len(part)], values)
             rows[_COLUMNS.get(name, name)] = flat(cut) if name == "reward" else cut
         rows |= flags_of(part, steps, terminated=is_terminal, truncated=is_over and not is_terminal)
+        return SampleBatch(rows | self._of_episode(example, len(part), columns))
+
+    def _of_steps(
+        self, opened: _Opened, shown: range, total: int, columns: frozenset[str] | None
+    ) -> dict[str, Any]:
+        """The features of some of the ``total`` steps, but for the flags."""
+        parts: dict[_Path, NDArray[Any]] = {}
+        for path, feature in self._steps.items():
+            if path[0] in opened.ends or not _is_wanted(path[0], columns):
+                continue
+            if len(shown) < total or feature.is_list:
+                parts[path] = self._part(opened, path, feature, shown, total)
+            else:
+                parts[path] = self._column(opened.example, (_STEPS, *path), feature)
+                _check_steps(path, len(parts[path]), total)
+        found: dict[str, Any] = unflatten(parts, parts.values())
+        return found
+
+    def _of_episode(self, example: Example, rows: int, columns: frozenset[str] | None) -> dict[str, Any]:
+        """The features of the episode, the same in all rows."""
+        found = {}
         for path, feature in self._about.items():
             name = "/".join(path)
             if columns is None or name in columns:
                 (value,) = self._column(example, path, feature)
                 # A text is one object in all rows: an array of texts would repeat it.
-                rows[name] = (
-                    np.full(len(part), value.item(), object)
-                    if value.dtype.kind == "U"
-                    else (np.full(len(part), value))
-                )
-        return SampleBatch(rows)
+                is_text = value.dtype.kind == "U"
+                found[name] = np.full(rows, value.item(), object) if is_text else np.full(rows, value)
+        return found
 
     def _ends(self, example: Example) -> dict[str, NDArray[Any]]:
         """The flags of all steps, of which only the first may begin the episode and the last may end it."""

@@ -33,10 +33,11 @@ from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
 from rlio.formats.files.hdf5_files import leaves_of
+from rlio.formats.files.step_rows import flags_of, flat, one_more
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
+from rlio.formats.hdf5_source import Hdf5Source
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
@@ -105,7 +106,7 @@ class RobomimicSource(Hdf5Source):
         super().__init__(place, limits=limits)
 
     def _index(self, number: int) -> Iterator[tuple[str, int]]:
-        data = self._member(number, "data")
+        data = self._handles.member(number, "data")
         about = data.attrs.get("env_args")
         if isinstance(about, str) and number == 0:
             self.origin = Origin(uri=self.uri, env=about)
@@ -165,8 +166,8 @@ class RobomimicSource(Hdf5Source):
         return steps, self._values(number, f"data/{name}/dones")
 
     def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
-        if self._member(number, f"mask/{mask}") is None:
-            known = self._member(number, "mask")
+        if self._handles.member(number, f"mask/{mask}") is None:
+            known = self._handles.member(number, "mask")
             raise OptionError(f"mask={excerpt(mask)}: expected one of {excerpt(list(known or ()))}")
         found = self._values(number, f"mask/{mask}").tolist()
         chosen = {name.decode() if isinstance(name, bytes) else str(name) for name in found}
@@ -181,7 +182,7 @@ class RobomimicSource(Hdf5Source):
         if (number, key) in self._damaged:
             raise CorruptData(self._damaged[number, key])
         root = f"data/{key}"
-        group = self._member(number, root)
+        group = self._handles.member(number, root)
         if "next_obs" in group:
             columns = {
                 name: self._observations(number, f"{root}/{path}", rows, steps)
@@ -204,7 +205,9 @@ class RobomimicSource(Hdf5Source):
         return SampleBatch(columns)
 
     def _is_done(self, number: int, path: str, steps: int) -> bool:
-        return bool(flags_in("dones", self._handles.read(self._dataset(number, path), steps - 1, steps))[0])
+        return bool(
+            flags_in("dones", self._handles.read(self._handles.checked(number, path), steps - 1, steps))[0]
+        )
 
     def _look_beside(self, number: int, demo: str, group: Any, members: Sequence[str], steps: int) -> None:
         """Note what a demonstration has of each step besides the columns that robomimic knows."""
@@ -240,7 +243,7 @@ class RobomimicSource(Hdf5Source):
         found: _Kinds = {}
         for key in leaves_of(tree):
             try:
-                member = self._dataset(number, path + key)
+                member = self._handles.checked(number, path + key)
             except UnsafeData:
                 return None
             if member.shape[:1] != (steps,) or member.dtype.kind not in "biuf":
@@ -270,7 +273,7 @@ class RobomimicSource(Hdf5Source):
 
     def _observations(self, number: int, path: str, rows: range, steps: int) -> Any:
         found = self._nested(number, path, rows, steps)
-        plain = self._member(number, "data").attrs.get(_PLAIN)
+        plain = self._handles.member(number, "data").attrs.get(_PLAIN)
         return found.get(plain, found) if isinstance(found, dict) else found
 
 

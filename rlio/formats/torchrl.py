@@ -38,8 +38,8 @@ from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, 
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object, whole_number
+from rlio.formats.files.step_rows import flat, ranges_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import flat, ranges_of
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
@@ -382,8 +382,7 @@ class TorchrlSource:
     def _read(self, leaf: _Leaf, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
         """Rows of a tensor as a new array."""
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
-
-        def read() -> NDArray[Any]:
+        with guarded(leaf.file, format="TorchRL"):
             stream = self._open.get(leaf.file.uri)
             if stream is None:
                 stream = self._open.add(leaf.file.uri, open_input(leaf.file))
@@ -398,8 +397,6 @@ class TorchrlSource:
                 raise CorruptData("found bools other than 0 and 1")
             rows = sum(stop - start for start, stop in ranges)
             return np.frombuffer(data, leaf.dtype).reshape(rows, *leaf.shape)
-
-        return guarded(leaf.file, None, read, format="TorchRL")
 
     def close(self) -> None:
         """Close all files."""

@@ -16,7 +16,7 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -91,7 +91,8 @@ class ZarrTable(Table):
         super().__init__(place.uri, [place.file(next(path for path in _ROOTS if root.exists(path)))])
         self._arrays = _Arrays(root, limits)
         self._file = self.files[0]
-        ends = self._guarded(lambda: self._arrays.rows(_ENDS, 0, None)).astype(np.int64)
+        with self._guarded():
+            ends = self._arrays.rows(_ENDS, 0, None).astype(np.int64)
         if ends.ndim != 1 or (np.diff(ends, prepend=0) < 0).any():
             found = excerpt(ends.tolist())
             raise CorruptData(f"episode_ends is {found}, expected row numbers that grow", uri=self.uri)
@@ -103,7 +104,9 @@ class ZarrTable(Table):
         self.unread: dict[str, UnknownLayout | SchemaError] = {}
         for name in names:
             try:
-                if (about := self._guarded(partial(self._arrays.look, f"data/{name}"))) is not None:
+                with self._guarded():
+                    about = self._arrays.look(f"data/{name}")
+                if about is not None:
                     self.arrays[name] = about
             except (UnknownLayout, SchemaError) as error:
                 self.unread[name] = error
@@ -113,8 +116,8 @@ class ZarrTable(Table):
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        return guarded(self._file, None, action, format="zarr")
+    def _guarded(self) -> AbstractContextManager[None]:
+        return guarded(self._file, format="zarr")
 
     def suggested(self) -> str:
         """See `Table`: the buffer itself states where episodes end."""
@@ -142,7 +145,8 @@ class ZarrTable(Table):
         return found
 
     def _values(self, name: str, rows: Rows) -> NDArray[Any]:
-        values: NDArray[Any] = self._guarded(lambda: self._arrays.rows(f"data/{name}", rows.start, rows.stop))
+        with self._guarded():
+            values = self._arrays.rows(f"data/{name}", rows.start, rows.stop)
         return values if rows.keep is None else values[rows.keep]
 
 

@@ -134,7 +134,8 @@ class D4rlSource:
     # ---- what is in the files ----
 
     def _open_parts(self, number: int) -> list[_Part]:
-        parts: list[_Part] = self._handles.guarded(number, None, lambda: self._find_parts(number))
+        with self._handles.guarded(number):
+            parts = self._find_parts(number)
         first = self._parts[0] if self._parts else parts[0]
         for part in parts:
             for name in {*first.specs, *part.specs}:
@@ -262,15 +263,13 @@ class D4rlSource:
         stop = min(part.rows, _COMPARED_ROWS, max(4, self._limits.group_bytes // row_bytes))
         if self._max_steps is not None or stop < 2:
             return
-
-        def read() -> list[Array]:
-            file = self._handles.file(part.file)
-            return [
-                self._read(name, file[part.paths[name]], 0, stop) for name in (Columns.OBS, Columns.NEXT_OBS)
-            ]
-
         try:
-            obs, after = self._handles.guarded(part.file, None, read)
+            with self._handles.guarded(part.file):
+                file = self._handles.file(part.file)
+                obs, after = (
+                    self._read(name, file[part.paths[name]], 0, stop)
+                    for name in (Columns.OBS, Columns.NEXT_OBS)
+                )
         except CorruptData:
             return  # Raised, or skipped, where it is served.
         ends = np.isin(np.arange(1, stop + 1), part.starts)
@@ -339,8 +338,8 @@ class D4rlSource:
         self, number: int, episode: int, first: int, stop: int, wanted: frozenset[str] | None
     ) -> SampleBatch:
         """Rows of a part; errors name the episode of the first one."""
-        read, file = self._handles.guarded, self._parts[number].file
-        return read(file, episode, lambda: self._read_rows(number, first, stop, wanted))
+        with self._handles.guarded(self._parts[number].file, episode):
+            return self._read_rows(number, first, stop, wanted)
 
     def _read_rows(self, number: int, first: int, stop: int, wanted: frozenset[str] | None) -> SampleBatch:
         part = self._parts[number]

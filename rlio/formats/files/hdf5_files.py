@@ -23,9 +23,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,6 @@ from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
 __all__ = ["Hdf5Files", "leaves_of", "tree_of"]
-
-T = TypeVar("T")
 
 _OPEN_FILES = 4
 _CACHE_BYTES = 64 << 20
@@ -75,7 +73,7 @@ class Hdf5Files:
         limits: Bounds on them.
 
     Attributes:
-        allowance: That of the files. What one call of `guarded` visits and reads is a piece of it.
+        allowance: That of the files. What one block of `guarded` visits and reads is a piece of it.
     """
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
@@ -140,10 +138,10 @@ class Hdf5Files:
             file = self._h5py.File(place, "r", rdcc_nbytes=_CACHE_BYTES, **locking)
         return _Opened(file, stream, OrderedDict(), {}, {})
 
-    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """See `rlio.formats.files.inputs.guarded`; the call begins a piece of the allowance."""
+    def guarded(self, number: int, record: int | None = None) -> contextlib.AbstractContextManager[None]:
+        """See `rlio.formats.files.inputs.guarded`; the block begins a piece of the allowance."""
         self._piece = self.allowance.piece()
-        return guarded(self.files[number], record, action, format="HDF5")
+        return guarded(self.files[number], record, format="HDF5")
 
     def visit(self) -> None:
         """Count a group or dataset before it is opened."""

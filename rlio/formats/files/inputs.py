@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
 
 from rlio.errors import CorruptData, DataNotFound, SchemaError, UnknownLayout, raise_at
 from rlio.formats.files.partitions import has_partitions
@@ -24,31 +24,23 @@ __all__ = ["Failures", "find_files", "guarded", "in_column"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-T = TypeVar("T")
-
 _KEPT_ERRORS = 1000
 # Damaged records whose places are remembered, to count each once; 100 MB at most.
 _KNOWN_PLACES = 1_000_000
 
 
-def guarded(
-    file: InputFile,
-    record: int | None,
-    action: Callable[[], T],
-    *,
-    format: str,
-) -> T:
-    """Call ``action``; turn a library's errors about damage into CorruptData with the place.
+@contextlib.contextmanager
+def guarded(file: InputFile, record: int | None = None, *, format: str) -> Iterator[None]:
+    """Turn a library's errors about damage, in a block that reads a file, into CorruptData with the place.
 
     Args:
         file: The file.
         record: Number of the record or row group; None: the file as a whole.
-        action: Reads the file or record.
         format: Name of the format, for the message.
     """
     try:
         with damage_named(format, uri=file.uri, record=record):
-            return action()
+            yield
     except (SchemaError, CorruptData, UnknownLayout) as error:
         raise_at(error, uri=file.uri, record=record)
 

@@ -17,9 +17,10 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from rlio.errors import CorruptData, UnsafeData, raise_at
 from rlio.formats.files.allowance import Allowance
@@ -30,8 +31,6 @@ from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
 
 __all__ = ["ParquetFiles"]
-
-T = TypeVar("T")
 
 # Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
 # read in batches that stay within this limit, regardless of the file's declarations.
@@ -100,9 +99,9 @@ class ParquetFiles:
                 raise_at(error, uri=self.files[number].uri)
         return self._open.add(number, opened)
 
-    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
+    def guarded(self, number: int, record: int | None = None) -> AbstractContextManager[None]:
         """See `rlio.formats.files.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="Parquet")
+        return guarded(self.files[number], record, format="Parquet")
 
     def group(self, number: int, group: int, names: Collection[str] | None = None) -> Any:
         """A row group as an Arrow table. The last one is kept: many records may be in one."""

@@ -319,15 +319,11 @@ class LeRobotSource:
             lines = (line for line in text.splitlines() if line.strip())
             return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
         file = ParquetFiles([self._place.file(path, self._sizes[path])], self._limits)
-
-        def read() -> list[dict[str, Any]]:
+        with closing(file), file.guarded(0):
             names = file.file(0).arrow.schema_arrow.names
             chosen = [name for name in names if without is None or not name.startswith(without)]
             rows: list[dict[str, Any]] = file.all(0, chosen).to_pylist()
             return rows
-
-        with closing(file):
-            return file.guarded(0, None, read)
 
     def _tasks(self) -> dict[int, str]:
         """What ``task_index`` stands for, in the order of the numbers; nothing if the file is absent."""
@@ -335,8 +331,7 @@ class LeRobotSource:
         if path not in self._sizes:
             return {}
         file = self._place.file(path, self._sizes[path])
-
-        def read() -> dict[int, str]:
+        with guarded(file, format="a table of tasks"):
             found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
             texts: dict[int, Any] = {
@@ -348,8 +343,6 @@ class LeRobotSource:
             if not all(isinstance(text, str) for text in texts.values()):
                 raise CorruptData("found a task that is not text")
             return texts
-
-        return guarded(file, None, read, format="a table of tasks")
 
     def _check_totals(self) -> None:
         for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
@@ -404,8 +397,9 @@ class LeRobotSource:
 
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
-        number, part = self._numbers[self._paths[episode]], range(start, stop)
-        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, part, columns))
+        number = self._numbers[self._paths[episode]]
+        with self._parquet.guarded(number, episode):
+            return self._rows(number, episode, range(start, stop), columns)
 
     def _rows(self, number: int, episode: int, part: range, columns: frozenset[str] | None) -> SampleBatch:
         # The observation after the last step of a part is that of the next frame.

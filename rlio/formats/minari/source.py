@@ -17,9 +17,8 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -83,8 +82,6 @@ FORMAT = Format(
     remote="rlio.formats.minari.remote:uri_of_id",
     about="All observations, spaces, seeds and the environment's spec are read, infos and options are not.",
 )
-
-T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -347,8 +344,8 @@ class _Hdf5Store:
         #: The library, once for all: an import statement takes as long as opening a dataset.
         self._h5py = import_module("h5py")
         self._open, self._all = self._h5py.h5o.open, self._h5py.h5s.ALL
-        with closing_on_error(self._handles):
-            self.episodes = self._handles.guarded(0, None, partial(self._index, count))
+        with closing_on_error(self._handles), self._handles.guarded(0):
+            self.episodes = self._index(count)
 
     def _index(self, count: int) -> list[dict[str, Any]]:
         h5a = self._h5py.h5a
@@ -384,17 +381,15 @@ class _Hdf5Store:
 
     def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
         """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
-        return self._handles.guarded(0, episode, lambda: self._read(episode, names, part, steps))
-
-    def _read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
-        group = self._member(self._handles.file(0).id, f"episode_{episode}")
         found = {}
-        for name in names:
-            rows = None
-            if part is not None:
-                more = name == "observations"
-                rows = _Rows(part.start, part.stop + more, steps + more)
-            found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
+        with self._handles.guarded(0, episode):
+            group = self._member(self._handles.file(0).id, f"episode_{episode}")
+            for name in names:
+                rows = None
+                if part is not None:
+                    more = name == "observations"
+                    rows = _Rows(part.start, part.stop + more, steps + more)
+                found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
         return found
 
     def _value(self, group: Any, name: str, space: Any, depth: int, rows: _Rows | None) -> Any:
@@ -497,13 +492,9 @@ class _ArrowStore:
 
     def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
         """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
-
-        def columns() -> dict[str, Any]:
+        with guarded(self.files[episode], episode, format="Arrow" if self._parquet is None else "Parquet"):
             found = self._all(episode, names) if part is None else self._rows(episode, names, part, steps)
             return self._columns(found, names)
-
-        kind = "Arrow" if self._parquet is None else "Parquet"
-        return guarded(self.files[episode], episode, columns, format=kind)
 
     def _all(self, episode: int, names: Sequence[str]) -> Any:
         if self._parquet is not None:

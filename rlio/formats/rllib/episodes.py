@@ -21,8 +21,8 @@ import io
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,9 +37,9 @@ from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import guarded, in_column
 from rlio.formats.files.parquet_files import ParquetFiles
+from rlio.formats.files.step_rows import flags_of
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 from rlio.formats.format import Format, Holds, Marks
-from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.rllib.states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin, PreparedEpisode
@@ -142,7 +142,9 @@ class RllibEpisodeSource:
         rows = empty = 0
         for number in each_file(self.files):
             file = self.files[number]
-            for group in each(range(self._parquet.guarded(number, None, partial(self._groups, number)))):
+            with self._parquet.guarded(number):
+                groups = self._groups(number)
+            for group in each(range(groups)):
                 values = self._values(number, group)
                 for row in range(len(values)):
                     rows += 1
@@ -151,9 +153,8 @@ class RllibEpisodeSource:
                     if digest in seen:
                         continue
                     seen.add(digest)
-                    chunk = guarded(
-                        file, row, partial(self._chunk, data, number, group, row), format="msgpack"
-                    )
+                    with guarded(file, row, format="msgpack"):
+                        chunk = self._chunk(data, number, group, row)
                     if chunk.stop > chunk.start:
                         yield chunk
                     else:
@@ -222,7 +223,8 @@ class RllibEpisodeSource:
         if not self._episodes:
             return None
         chunk = self._episodes[0][0]
-        spaces: tuple[Any, Any] = self._guarded(chunk, lambda: self._spaces(self._state(chunk)))
+        with self._guarded(chunk):
+            spaces = self._spaces(self._state(chunk))
         return None if None in spaces else spaces
 
     # ---- reading ----
@@ -238,15 +240,15 @@ class RllibEpisodeSource:
 
     def _values(self, number: int, group: int) -> Any:
         """The packed episodes of a row group, as an Arrow column."""
-        table = self._parquet.guarded(number, None, partial(self._parquet.group, number, group, ["item"]))
-        return table.column("item")
+        with self._parquet.guarded(number):
+            return self._parquet.group(number, group, ["item"]).column("item")
 
-    def _guarded(self, chunk: _Chunk, action: Any) -> Any:
-        return guarded(self.files[chunk.file], chunk.row, action, format="an episode")
+    def _guarded(self, chunk: _Chunk) -> AbstractContextManager[None]:
+        return guarded(self.files[chunk.file], chunk.row, format="an episode")
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
-        parts = [self._guarded(chunk, partial(self._rows_of, chunk)) for chunk in self._episodes[episode]]
+        parts = [self._rows_of(chunk) for chunk in self._episodes[episode]]
         joined = parts[0] if len(parts) == 1 else concat_samples(parts)
         assert isinstance(joined, SampleBatch)
         return joined
@@ -259,7 +261,8 @@ class RllibEpisodeSource:
         return state
 
     def _rows_of(self, chunk: _Chunk) -> SampleBatch:
-        return self._rows(self._state(chunk), chunk)
+        with self._guarded(chunk):
+            return self._rows(self._state(chunk), chunk)
 
     def _spaces(self, state: dict[str, Any]) -> tuple[Any, Any]:
         """The spaces of observations and actions; None if they are not stored."""

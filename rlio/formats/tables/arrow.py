@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
@@ -75,7 +74,8 @@ class ArrowTable(Pieces):
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
         for number in each_file(self.files):
-            guarded(self.files[number], None, partial(self._index, number), format="Arrow")
+            with guarded(self.files[number], format="Arrow"):
+                self._index(number)
 
     def pieces(self, file: int) -> Sequence[_Batch]:
         """The record batches of a file."""
@@ -120,7 +120,8 @@ class ArrowTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
-        return guarded(self.files[file], piece, lambda: self._decoded(file, piece, names), format="Arrow")
+        with guarded(self.files[file], piece, format="Arrow"):
+            return self._decoded(file, piece, names)
 
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
         import pyarrow as pa

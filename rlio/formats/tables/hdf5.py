@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -96,11 +95,9 @@ class Hdf5Table(Table):
 
     def name_datasets(self) -> None:
         """State the datasets of the first file as the columns, for a mapping that their names imply."""
-
-        def paths() -> list[str]:
-            return _paths_below(self._handles, self._handles.file(0), self._limits, datasets_only=True)
-
-        self.names: Sequence[str] = self._guarded(0, paths)
+        with self._handles.guarded(0):
+            root = self._handles.file(0)
+            self.names: Sequence[str] = _paths_below(self._handles, root, self._limits, datasets_only=True)
 
     # ---- what is in the files ----
 
@@ -113,19 +110,23 @@ class Hdf5Table(Table):
         self._lacks = int(mapping.final_row and not self._is_flat)
         wanted = _names_in(mapping)
         if not self._is_flat:
-            groups = self._guarded(0, lambda: self._matching(0, glob)) if glob else [""]
+            with self._handles.guarded(0):
+                groups = self._matching(0, glob) if glob else [""]
             self.of_episodes: frozenset[str] = frozenset(
-                flag for flag in flags_of(mapping) if self._guarded(0, partial(self._is_one, groups, flag))
+                flag for flag in flags_of(mapping) if self._is_one(groups, flag)
             )
             wanted = [name for name in wanted if name not in self.of_episodes]
         if not self._is_flat and not mapping.final_row and mapping.next_obs in (None, DERIVE):
             self._obs = _names_in(mapping, of=Columns.OBS)
-            if self._guarded(0, lambda: self._is_longer(self._first(glob), wanted)):
+            with self._handles.guarded(0):
+                is_longer = self._is_longer(self._first(glob), wanted)
+            if is_longer:
                 mapping, self._lacks = replace(mapping, next_obs=DERIVE, final_row=True), 1
             else:
                 self._obs = []
         for number in each_file(self.files):
-            self._guarded(number, partial(self._index, number, glob, wanted))
+            with self._handles.guarded(number):
+                self._index(number, glob, wanted)
         if not glob:
             return mapping
         self.lengths: Sequence[int] | None = [b - a for rows in self._starts for a, b in pairwise(rows)]
@@ -133,12 +134,13 @@ class Hdf5Table(Table):
 
     def _is_one(self, groups: Sequence[str], name: str) -> bool:
         """Whether a column of the first file has one value an episode. One step has one, too."""
-        for group in groups:
-            dataset = self._handles.member(0, _join(group, name))
-            if not self._handles.is_dataset(dataset) or dataset.shape not in ((), (1,)):
-                return False
-            if dataset.shape == ():
-                return True
+        with self._handles.guarded(0):
+            for group in groups:
+                dataset = self._handles.member(0, _join(group, name))
+                if not self._handles.is_dataset(dataset) or dataset.shape not in ((), (1,)):
+                    return False
+                if dataset.shape == ():
+                    return True
         return True
 
     def _is_longer(self, group: str, wanted: Collection[str]) -> bool:
@@ -156,14 +158,15 @@ class Hdf5Table(Table):
         names = mapping.episode or ()
         if len(names) != 1 or not _GLOB.search(names[0]):
             return ""
-        is_column = self._guarded(0, lambda: self._handles.member(0, names[0]) is not None)
-        return "" if is_column else names[0]
+        with self._handles.guarded(0):
+            return names[0] if self._handles.member(0, names[0]) is None else ""
 
     # ---- for formats that know the names ----
 
     def tree(self, glob: str = "") -> dict[str, Any]:
         """The members of the first episode, see `Hdf5Files.tree`: of a group, or with "" of the file."""
-        found = self._guarded(0, lambda: self._handles.tree(0, self._first(glob)))
+        with self._handles.guarded(0):
+            found = self._handles.tree(0, self._first(glob))
         return found if isinstance(found, dict) else {}
 
     def _first(self, glob: str) -> str:
@@ -171,7 +174,8 @@ class Hdf5Table(Table):
 
     def attribute(self, name: str) -> Any:
         """An attribute of the first file; None: there is none."""
-        return self._guarded(0, lambda: self._handles.file(0).attrs.get(name))
+        with self._handles.guarded(0):
+            return self._handles.file(0).attrs.get(name)
 
     def further(
         self, glob: str = "", *, known: Collection[str], like: str, lacks: int = 0
@@ -184,7 +188,8 @@ class Hdf5Table(Table):
             like: A column with a row a step.
             lacks: How many rows more than that another may have.
         """
-        return self._guarded(0, lambda: self._further(glob, known, like, lacks))
+        with self._handles.guarded(0):
+            return self._further(glob, known, like, lacks)
 
     def _further(
         self, glob: str, known: Collection[str], like: str, lacks: int
@@ -215,19 +220,18 @@ class Hdf5Table(Table):
 
     def described(self) -> str | None:
         """The tree of names in the first file; see `Table`."""
-        return self._guarded(0, lambda: f"the file has {tree_of(self._handles.file(0))}")
+        with self._handles.guarded(0):
+            return f"the file has {tree_of(self._handles.file(0))}"
 
     def suggested(self) -> str:
         """The mapping that the first file may need, and the layouts that need none; see `Table`."""
-        shown = self._guarded(0, lambda: suggested_for(self._handles, 0))
+        with self._handles.guarded(0):
+            shown = suggested_for(self._handles, 0)
         return (
             f"{shown} (docs/mapping.md); or read it with h5py, and pass its arrays to rlio.from_arrays, or "
             "its episodes to rlio.from_episodes. The layouts of HDF5 that need no mapping are "
             + titles_of_read(hdf5=True)
         )
-
-    def _guarded(self, number: int, action: Callable[[], T]) -> T:
-        return self._handles.guarded(number, None, action)
 
     def _index(self, number: int, glob: str, wanted: Collection[str]) -> None:
         """Take in a file: its groups, and the rows of the wanted columns in each."""
@@ -341,7 +345,11 @@ class Hdf5Table(Table):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
-        return {name: self._guarded(rows.file, partial(self._column, rows, name)) for name in names}
+        found = {}
+        for name in names:
+            with self._handles.guarded(rows.file):
+                found[name] = self._column(rows, name)
+        return found
 
     def _column(self, rows: Rows, name: str) -> Any:
         stated = self.partitions[rows.file]
@@ -393,10 +401,12 @@ class Hdf5Table(Table):
     def array(self, file: int, name: str) -> NDArray[Any]:
         """See `Table`."""
         if name in self.of_episodes:
-            return self._guarded(file, partial(self._values_of_episodes, file, name))
+            with self._handles.guarded(file):
+                return self._values_of_episodes(file, name)
         if self._groups[file] != [""] or self._handles.member(file, name) is None:
             return super().array(file, name)
-        return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
+        with self._handles.guarded(file):
+            return self._handles.read(self._dataset(file, "", name))
 
     def _values_of_episodes(self, file: int, name: str) -> NDArray[Any]:
         found = []

@@ -14,9 +14,10 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -70,8 +71,6 @@ from rlio.support.spaces import Spaces
 __all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "open_row_groups", "open_rows"]
 
 logger: logging.Logger = logging.getLogger("rlio")
-
-T = TypeVar("T")
 
 #: Endings of the names of the files.
 SUFFIXES: Final = (".parquet",)
@@ -186,7 +185,8 @@ class RowGroups:
         kinds: set[bool] = set()
         for number in each_file(self.files):
             try:
-                kind = self._parquet.guarded(number, None, partial(self._index, number))
+                with self._parquet.guarded(number):
+                    kind = self._index(number)
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
                 continue
@@ -272,32 +272,27 @@ class RowGroups:
                     column=path,
                 )
 
-    def read(
-        self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
-    ) -> T:
-        """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
+    def read(self, group: int, start: int, stop: int, columns: frozenset[str] | None) -> Any:
+        """The Arrow table of some rows of a group; see `guarded`."""
         number, index, _ = self.places[group]
         stated = self._partitions[number]
         mine = {name: value for name, value in stated.items() if columns is None or name in columns}
         stored = None if columns is None else columns - mine.keys()
-
-        def rows() -> Any:
-            if mine and stored is not None and not stored.intersection(self.names(number)):
-                return with_partitions(None, mine, stop - start)
-            table = self._parquet.rows(number, index, start, stop, stored)
-            return with_partitions(table, mine, stop - start) if mine else table
-
-        return self.guarded(group, lambda: use(rows()))
+        if mine and stored is not None and not stored.intersection(self.names(number)):
+            return with_partitions(None, mine, stop - start)
+        table = self._parquet.rows(number, index, start, stop, stored)
+        return with_partitions(table, mine, stop - start) if mine else table
 
     def whole(self, group: int) -> Any:
         """The Arrow table of all rows of a group. The last one is kept."""
         number, index, _ = self.places[group]
-        return self.guarded(group, partial(self._parquet.group, number, index))
+        with self.guarded(group):
+            return self._parquet.group(number, index)
 
-    def guarded(self, group: int, action: Callable[[], T]) -> T:
-        """Call ``action``; errors name the file and group."""
+    def guarded(self, group: int) -> AbstractContextManager[None]:
+        """Name the file and the group in errors of a block."""
         number, index, _ = self.places[group]
-        return self._parquet.guarded(number, index, action)
+        return self._parquet.guarded(number, index)
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """The memory allowance for all packed columns of the group together."""
@@ -533,15 +528,17 @@ class StepRows(GroupFiles):
             if self._asked is None:
                 raise
         found: dict[str, Any] = {}
-        use = partial(self._decoded, group=group, start=0)
         for name in names:
             try:
-                found |= self._row_groups.read(group, 0, rows, frozenset([name]), use)
+                with self._row_groups.guarded(group):
+                    table = self._row_groups.read(group, 0, rows, frozenset([name]))
+                    found |= self._decoded(table, group, 0)
             except (CorruptData, SchemaError) as error:
                 if name in self._asked:
                     raise
                 logger.info("a column that is not requested is left out: %s", error)
-        return self._row_groups.guarded(group, lambda: self._settled(found))
+        with self._row_groups.guarded(group):
+            return self._settled(found)
 
     def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
         wanted = self._columns if columns is None and self._asked is not None else columns
@@ -562,11 +559,9 @@ class StepRows(GroupFiles):
 
     def _batch(self, group: int, start: int, stop: int, stored: frozenset[str] | None) -> SampleBatch:
         """Some rows of a row group, of the columns ``stored``; None: all."""
-
-        def use(table: Any) -> SampleBatch:
+        with self._row_groups.guarded(group):
+            table = self._row_groups.read(group, start, stop, stored)
             return self._settled(self._decoded(table, group, start))
-
-        return self._row_groups.read(group, start, stop, stored, use)
 
     def _decoded(self, table: Any, group: int, start: int) -> dict[str, Any]:
         columns, names = {}, table.column_names

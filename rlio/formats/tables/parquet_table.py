@@ -40,7 +40,8 @@ class ParquetTable(Pieces):
         """See `Pieces`."""
         group = self._of_file[file][piece]
         rows = self._groups.rows[group]
-        return self._groups.read(group, 0, rows, frozenset(names), lambda table: table)
+        with self._groups.guarded(group):
+            return self._groups.read(group, 0, rows, frozenset(names))
 
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """See `Pieces`."""
