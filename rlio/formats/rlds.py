@@ -22,7 +22,6 @@ import contextlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -44,7 +43,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
 from rlio.formats.files.step_rows import flags_of, flat
 from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
@@ -185,7 +184,7 @@ class RldsSource:
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
         with closing_on_error(self):
             for number in each_file(self.files):
-                with guarded(self.files[number], format="RLDS"):
+                with Guard(self.files[number], format="RLDS"):
                     self._index(number, counts[number][2])
             self._check_ended()
             self.row_bytes: int = self._measured()
@@ -374,9 +373,9 @@ class RldsSource:
         with self._guarded(episode):
             return self._rows(episode, self._found(episode), range(start, stop), columns)
 
-    def _guarded(self, episode: int) -> AbstractContextManager[None]:
+    def _guarded(self, episode: int) -> Guard:
         self._piece = self._allowance.piece()
-        return guarded(self.files[self._places[episode][0]], episode, format="RLDS")
+        return Guard(self.files[self._places[episode][0]], episode, format="RLDS")
 
     def _found(self, episode: int) -> _Opened:
         """The features of an episode, whose values stay in the file."""

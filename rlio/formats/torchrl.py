@@ -36,7 +36,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object, whole_number
 from rlio.formats.files.step_rows import flat, ranges_of
 from rlio.formats.format import Format, Marks
@@ -382,7 +382,7 @@ class TorchrlSource:
     def _read(self, leaf: _Leaf, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
         """Rows of a tensor as a new array."""
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
-        with guarded(leaf.file, format="TorchRL"):
+        with Guard(leaf.file, format="TorchRL"):
             stream = self._open.get(leaf.file.uri)
             if stream is None:
                 stream = self._open.add(leaf.file.uri, open_input(leaf.file))

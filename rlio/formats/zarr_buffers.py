@@ -16,7 +16,6 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.other_names import MEANT
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import read_object
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks
@@ -116,8 +115,8 @@ class ZarrTable(Table):
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
 
-    def _guarded(self) -> AbstractContextManager[None]:
-        return guarded(self._file, format="zarr")
+    def _guarded(self) -> Guard:
+        return Guard(self._file, format="zarr")
 
     def suggested(self) -> str:
         """See `Table`: the buffer itself states where episodes end."""

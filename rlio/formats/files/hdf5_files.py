@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
@@ -138,10 +138,10 @@ class Hdf5Files:
             file = self._h5py.File(place, "r", rdcc_nbytes=_CACHE_BYTES, **locking)
         return _Opened(file, stream, OrderedDict(), {}, {})
 
-    def guarded(self, number: int, record: int | None = None) -> contextlib.AbstractContextManager[None]:
-        """See `rlio.formats.files.inputs.guarded`; the block begins a piece of the allowance."""
+    def guarded(self, number: int, record: int | None = None) -> Guard:
+        """See `rlio.formats.files.inputs.Guard`; the block begins a piece of the allowance."""
         self._piece = self.allowance.piece()
-        return guarded(self.files[number], record, format="HDF5")
+        return Guard(self.files[number], record, format="HDF5")
 
     def visit(self) -> None:
         """Count a group or dataset before it is opened."""

@@ -18,13 +18,12 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from rlio.errors import CorruptData, UnsafeData, raise_at
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles
@@ -99,9 +98,9 @@ class ParquetFiles:
                 raise_at(error, uri=self.files[number].uri)
         return self._open.add(number, opened)
 
-    def guarded(self, number: int, record: int | None = None) -> AbstractContextManager[None]:
-        """See `rlio.formats.files.inputs.guarded`."""
-        return guarded(self.files[number], record, format="Parquet")
+    def guarded(self, number: int, record: int | None = None) -> Guard:
+        """See `rlio.formats.files.inputs.Guard`."""
+        return Guard(self.files[number], record, format="Parquet")
 
     def group(self, number: int, group: int, names: Collection[str] | None = None) -> Any:
         """A row group as an Arrow table. The last one is kept: many records may be in one."""

@@ -33,7 +33,7 @@ from rlio.batch.picture_codecs import decode_column, encoded_column
 from rlio.errors import CorruptData, UnknownLayout, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.value_arrays import flags_in, one_a_row
@@ -331,7 +331,7 @@ class LeRobotSource:
         if path not in self._sizes:
             return {}
         file = self._place.file(path, self._sizes[path])
-        with guarded(file, format="a table of tasks"):
+        with Guard(file, format="a table of tasks"):
             found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
             texts: dict[int, Any] = {

@@ -31,7 +31,7 @@ from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, exc
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.hdf5_files import Hdf5Files
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.space_arrays import children_of, fit_space
@@ -492,7 +492,7 @@ class _ArrowStore:
 
     def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
         """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
-        with guarded(self.files[episode], episode, format="Arrow" if self._parquet is None else "Parquet"):
+        with Guard(self.files[episode], episode, format="Arrow" if self._parquet is None else "Parquet"):
             found = self._all(episode, names) if part is None else self._rows(episode, names, part, steps)
             return self._columns(found, names)
 

@@ -21,7 +21,6 @@ import io
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.step_rows import flags_of
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
@@ -153,7 +152,7 @@ class RllibEpisodeSource:
                     if digest in seen:
                         continue
                     seen.add(digest)
-                    with guarded(file, row, format="msgpack"):
+                    with Guard(file, row, format="msgpack"):
                         chunk = self._chunk(data, number, group, row)
                     if chunk.stop > chunk.start:
                         yield chunk
@@ -243,8 +242,8 @@ class RllibEpisodeSource:
         with self._parquet.guarded(number):
             return self._parquet.group(number, group, ["item"]).column("item")
 
-    def _guarded(self, chunk: _Chunk) -> AbstractContextManager[None]:
-        return guarded(self.files[chunk.file], chunk.row, format="an episode")
+    def _guarded(self, chunk: _Chunk) -> Guard:
+        return Guard(self.files[chunk.file], chunk.row, format="an episode")
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""

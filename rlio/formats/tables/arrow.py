@@ -15,7 +15,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
 from rlio.formats.files.arrow_columns import bytes_of_views
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
@@ -74,7 +74,7 @@ class ArrowTable(Pieces):
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
         for number in each_file(self.files):
-            with guarded(self.files[number], format="Arrow"):
+            with Guard(self.files[number], format="Arrow"):
                 self._index(number)
 
     def pieces(self, file: int) -> Sequence[_Batch]:
@@ -120,7 +120,7 @@ class ArrowTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
-        with guarded(self.files[file], piece, format="Arrow"):
+        with Guard(self.files[file], piece, format="Arrow"):
             return self._decoded(file, piece, names)
 
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:

@@ -29,7 +29,7 @@ from rlio.batch.npz import read_array, read_header
 from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import SchemaError, UnsafeData
 from rlio.formats.episode_files import EpisodeFilesSink
-from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
@@ -131,7 +131,7 @@ class NpzTable(Table):
         """A file as the archive of its arrays."""
         file = self.files[number]
         with (
-            guarded(file, format="NPZ"),
+            Guard(file, format="NPZ"),
             self._inputs.open(number) as stream,
             open_archive(stream, self._limits, uri=file.uri) as archive,
         ):

@@ -14,7 +14,6 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
@@ -46,7 +45,7 @@ from rlio.formats.files.arrow_columns import (
     to_column,
     to_lists,
 )
-from rlio.formats.files.inputs import Failures, find_files, in_column
+from rlio.formats.files.inputs import Failures, Guard, find_files, in_column
 from rlio.formats.files.json_files import parse_json
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
@@ -289,7 +288,7 @@ class RowGroups:
         with self.guarded(group):
             return self._parquet.group(number, index)
 
-    def guarded(self, group: int) -> AbstractContextManager[None]:
+    def guarded(self, group: int) -> Guard:
         """Name the file and the group in errors of a block."""
         number, index, _ = self.places[group]
         return self._parquet.guarded(number, index)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any, Final, cast
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
@@ -80,7 +80,7 @@ class TextTable(Pieces):
         self._schema: Any = None
         schemas = []
         for number in each_file(place.files):
-            with guarded(place.files[number], format=self.title):
+            with Guard(place.files[number], format=self.title):
                 schemas += self._index(number)
         self._schema = _joined(schemas)
 
@@ -143,7 +143,7 @@ class TextTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str], schema: Any = None) -> Any:
         """See `Pieces`. ``schema``: other types than those of the table."""
-        with guarded(self.files[file], format=self.title):
+        with Guard(self.files[file], format=self.title):
             stream = self._open.get(file) or self._open.add(file, self._opened(file))
             start, size = self._blocks[file][piece]
             self.allowance.piece().spend(_PARSED * size)
