@@ -65,7 +65,7 @@ def source_batches(
 
     def read() -> Iterator[pa.RecordBatch]:
         try:
-            for table in source_tables(source, plan, on_error=options.on_error):
+            for table in source_tables(source, plan):
                 yield from table.to_batches()
         finally:
             source.close()
