@@ -53,6 +53,10 @@ class Guard:
                 raise error
         except (SchemaError, CorruptData, UnknownLayout) as damage:
             raise_at(damage, uri=uri, record=record)
+        finally:
+            # The error's traceback has this frame: a name for it here would keep all alive until the next
+            # collection of garbage.
+            del error, trace
 
 
 def find_files(
