@@ -127,8 +127,7 @@ class EpisodeReader(FileReader):
         self.spaces: tuple[Any, Any] | None = source.pair
         if not len(source):
             raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
-        failures = getattr(layout, "failures", None)
-        self._open_files(source, asked, missing=_MISSING[options.unlike], failures=failures, owns=owns)
+        self._open_files(source, asked, missing=_MISSING[options.unlike], owns=owns)
 
     @property
     def source(self) -> EpisodeSource:

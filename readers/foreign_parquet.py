@@ -87,7 +87,7 @@ class ForeignParquetReader(RecordReader):
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         check_choice("extension_types", extension_types, ("refuse", "storage"))
-        groups, failures, decoder_of = open_row_groups(
+        groups, decoder_of = open_row_groups(
             inputs,
             asked.options,
             refuse=extension_types == "refuse",
@@ -100,8 +100,8 @@ class ForeignParquetReader(RecordReader):
         about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
         with closing_on_error(groups):
             if groups.rows_are_batches:
-                self._serve(BatchRows(groups, failures), groups.files, decoder_of, asked, details=about)
+                self._serve(BatchRows(groups), groups.files, decoder_of, asked, details=about)
                 return
             decoder = decoder_of(None)
             steps = StepRows(groups, asked.options, spaces, decoder, about, columns=asked.columns)
-            self._serve_rows(steps, failures, asked)
+            self._serve_rows(steps, asked)

@@ -24,7 +24,6 @@ from rlio.errors import (
     excerpt,
     raise_at,
 )
-from rlio.formats.files.inputs import Failures
 from rlio.formats.rllib.decoder import LISTS_WAY, RllibDecoder
 from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records
 from rlio.query.order import ORDER_VERSION, Permutation
@@ -82,7 +81,7 @@ class RecordReader(InputReader):
         by_rows = asked.options.batch_size is not None or asked.drawn or chosen
         with closing_on_error(records):
             if by_rows:
-                self._serve_rows(self._as_rows(), records.failures, asked)
+                self._serve_rows(self._as_rows(), asked)
                 return
             self.options: ReadOptions = asked.options
             self.drop_last: bool = asked.options.drop_last
@@ -92,12 +91,12 @@ class RecordReader(InputReader):
         # A reader that ended in a loop, and was not closed, leaves no open file.
         weakref.finalize(self, records.close)
 
-    def _serve_rows(self, source: GroupFiles, failures: Failures, asked: Asked) -> None:
-        """Serve the rows of a source, which the reader then owns; ``failures`` are those of its opening."""
+    def _serve_rows(self, source: GroupFiles, asked: Asked) -> None:
+        """Serve the rows of a source, which the reader then owns."""
         self.options = asked.options
         self.drop_last = asked.options.drop_last
         self.can_read_ahead: bool = asked.options.shard[1] == 1 and not self.drop_last
-        self._inner = _Rows(source, failures, asked)
+        self._inner = _Rows(source, asked)
 
     def _describe(self) -> Iterator[str]:
         yield from self._inner._describe()
@@ -188,8 +187,8 @@ class RecordReader(InputReader):
 class _Rows(FileReader):
     """Rows, by the engine of all stored data."""
 
-    def __init__(self, source: GroupFiles, failures: Failures, asked: Asked) -> None:
-        self._open_files(source, asked, failures=failures)
+    def __init__(self, source: GroupFiles, asked: Asked) -> None:
+        self._open_files(source, asked)
 
 
 class _Whole(InputReader):

@@ -254,17 +254,11 @@ class FileReader(SourceReader):
     _failures: Failures
 
     def _open_files(
-        self,
-        source: FileSource,
-        asked: Asked,
-        *,
-        missing: Missing = "error",
-        failures: Failures | None = None,
-        owns: bool = True,
+        self, source: FileSource, asked: Asked, *, missing: Missing = "error", owns: bool = True
     ) -> None:
-        """Begin to read a source; ``failures`` are those of its opening."""
+        """Begin to read a source."""
         self._source, self._is_owner = source, owns
-        self._failures = failures or Failures(asked.options.on_error)
+        self._failures = getattr(source, "failures", None) or Failures(asked.options.on_error)
         if not owns:
             self._open(source, asked, missing=missing)
             return

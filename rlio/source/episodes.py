@@ -209,6 +209,11 @@ class EpisodeFiles(GroupFiles):
         return getattr(self.layout, "notes", ())
 
     @property
+    def failures(self) -> Any:
+        """What the format left out because it cannot be opened; None: nothing."""
+        return getattr(self.layout, "failures", None)
+
+    @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:
         """The spaces that the files state, or the caller."""
         return {} if self.pair is None else {DEFAULT_POLICY_ID: self.pair}

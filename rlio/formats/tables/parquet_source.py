@@ -95,7 +95,7 @@ def open_rows(
 ) -> GroupFiles:
     """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
     options = ReadOptions(on_error=on_error)
-    groups, failures, decoder_of = open_row_groups(
+    groups, decoder_of = open_row_groups(
         inputs,
         options,
         refuse=True,
@@ -106,7 +106,7 @@ def open_rows(
     )
     with closing_on_error(groups):
         if groups.rows_are_batches:
-            return RecordFiles(BatchRows(groups, failures), groups.files, decoder_of, options, columns=None)
+            return RecordFiles(BatchRows(groups), groups.files, decoder_of, options, columns=None)
         return StepRows(groups, options, spaces, decoder_of(None), {}, columns=None)
 
 
@@ -118,8 +118,8 @@ def open_row_groups(
     storage_options: Mapping[str, Any] | None,
     limits: Limits,
     **decoding: Any,
-) -> tuple[RowGroups, Failures, DecoderOf]:
-    """The row groups of Parquet files, the files that could not be opened, and what makes decoders.
+) -> tuple[RowGroups, DecoderOf]:
+    """The row groups of Parquet files, and what makes decoders.
 
     Args:
         inputs: The files.
@@ -134,8 +134,8 @@ def open_row_groups(
     decoder_of()  # Raises before a file is opened.
     groups = RowGroups(files, limits, options.columns, refuse=refuse)
     with closing_on_error(groups):
-        groups.index(failures := Failures(options.on_error))
-    return groups, failures, decoder_of
+        groups.index(Failures(options.on_error))
+    return groups, decoder_of
 
 
 class RowGroups:
@@ -179,7 +179,8 @@ class RowGroups:
         self._times: dict[int, dict[str, np.dtype[Any]]] = {}
 
     def index(self, failures: Failures) -> None:
-        """Read the footers."""
+        """Read the footers; ``failures`` handles files that cannot be opened."""
+        self.failures: Failures = failures
         self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
         for number in each_file(self.files):
@@ -382,10 +383,10 @@ def _rows_are_batches(schema: Any) -> bool:
 class BatchRows:
     """Rows that are batches; `Records`."""
 
-    def __init__(self, groups: RowGroups, failures: Failures) -> None:
+    def __init__(self, groups: RowGroups) -> None:
         self._groups = groups
         self.files: Sequence[InputFile] = groups.files
-        self.failures: Failures = failures
+        self.failures: Failures = groups.failures
         self._ends = list(accumulate(groups.rows))
         self.numbers: list[int] = []
         counts = [0] * len(self.files)
@@ -473,6 +474,7 @@ class StepRows(GroupFiles):
             )
         super().__init__(groups.files, {**decoder.details, **about})
         self._row_groups, self._decoder = groups, decoder
+        self.failures: Failures = groups.failures
         for name in decoder.lists:
             groups.unequal.setdefault(name, ())
         self._asked = None if columns is None else frozenset(columns)
