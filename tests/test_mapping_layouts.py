@@ -1257,8 +1257,24 @@ def test_fractions_are_no_ids() -> None:
         )
 
 
-def test_rows_with_both_flags_are_noted() -> None:
+def test_episodes_with_both_flags_are_terminated_as_in_gymnasium_and_a_warning_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     columns = {"x": np.arange(4), "done": [0, 1, 0, 1], "limit": [0, 0, 0, 1]}
-    mapping = rlio.Mapping({"obs": "x"}, terminated="done", truncated="limit")
-    with rlio.from_arrays(columns, mapping=mapping, epochs=1) as reader:
-        assert any("1 rows are terminated and truncated" in note for note in reader.source.notes)
+    of_episodes = {"x": np.arange(4), "done": [1, 1], "limit": [0, 1], "counts": [2, 2]}
+    for given, fields in ((columns, {}), (of_episodes, {"lengths": "counts"})):
+        caplog.clear()
+        mapping = rlio.Mapping({"obs": "x"}, terminated="done", truncated="limit", **fields)  # type: ignore[arg-type]
+        with rlio.from_arrays(given, mapping=mapping, epochs=1) as reader:
+            found = "done and limit are both true at the end of 1 of 2 episodes, which count as terminated"
+            assert any(found in note for note in reader.source.notes)
+            assert found in caplog.text
+            rows = reader.sample()
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [1, 3]
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
+    caplog.clear()
+    own = {"obs": np.arange(4.0), "actions": [0] * 4, "rewards": [0.0] * 4}
+    own |= {"terminateds": [0, 1, 0, 1], "truncateds": [0, 0, 0, 1]}
+    with rlio.from_arrays(own, epochs=1) as reader:
+        assert reader.sample()["terminateds"].tolist() == [False, True, False, True]
+    assert not caplog.text  # These names are Gymnasium's, whose meaning is known.
