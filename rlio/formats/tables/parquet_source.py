@@ -41,8 +41,10 @@ from rlio.formats.files.arrow_columns import (
     is_lists,
     is_pickled,
     load_pickled,
+    no_items,
     to_column,
     to_lists,
+    to_times,
 )
 from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
 from rlio.formats.files.json_files import parse_json
@@ -157,8 +159,10 @@ class RowGroups:
         self.kinds: list[Hashable] = []
         #: Columns of lists that differ in length -> shape of an item, if it is stated.
         self.unequal: dict[str, tuple[int, ...]] = {}
+        #: Those of them that a file states -> an array of no items.
+        self.stated_lists: dict[str, np.ndarray[Any, Any]] = {}
         #: Of each file: columns of times -> their dtype, if it is stated.
-        self._times: dict[int, dict[str, np.dtype[Any]]] = {}
+        self.times_of: dict[int, dict[str, np.dtype[Any]]] = {}
 
     def index(self, failures: Failures) -> None:
         """Read the footers."""
@@ -199,8 +203,11 @@ class RowGroups:
             stated = {name: value for name, value in self._partitions[number].items() if name not in own}
             self._partitions[number] = stated
         lists = _stated_lists(metadata.metadata or {}, self.files[number].uri, self.limits)
-        self._times[number] = _stated_times(metadata.metadata or {}, self.files[number].uri, self.limits)
-        self.unequal |= {name: lists[name] for name in schema.names if name in lists}
+        self.times_of[number] = _stated_times(metadata.metadata or {}, self.files[number].uri, self.limits)
+        for name in lists.keys() & {*schema.names}:
+            self.unequal[name] = lists[name]
+            if is_lists(schema.field(name).type):
+                self.stated_lists[name] = no_items(schema.field(name).type, lists[name])
         names = tuple(self.names(number))
         first, columns = 0, (names, tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
@@ -233,7 +240,7 @@ class RowGroups:
 
     def times(self, group: int, name: str) -> np.dtype[Any] | None:
         """The dtype of a column that rlio wrote as times; None: of others."""
-        return self._times[self.places[group][0]].get(name)
+        return self.times_of[self.places[group][0]].get(name)
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
@@ -329,24 +336,6 @@ def _stated_times(metadata: Mapping[bytes, bytes], uri: str, limits: Limits) -> 
     if any(dtype.kind not in "mM" for dtype in dtypes.values()):
         raise CorruptData(f"{TIMES} in the metadata states other dtypes than those of times", uri=uri)
     return dtypes
-
-
-def _times_of(name: str, values: Any, dtype: np.dtype[Any]) -> Any:
-    """A column that rlio wrote as times, in their unit.
-
-    Raises:
-        CorruptData: The column has other values, or its times do not fit the unit.
-    """
-    import pyarrow as pa
-
-    if dtype.kind == "m" and pa.types.is_int64(values.type):  # Parquet has no durations.
-        values = values.view(pa.array(arrow_times(np.zeros(0, dtype))).type)
-    column = to_column(name, values, {})
-    if isinstance(column, np.ndarray) and column.dtype.kind == dtype.kind:
-        found = column.astype(dtype)
-        if np.array_equal(found.astype(column.dtype), column, equal_nan=True):
-            return found
-    raise CorruptData(f"{TIMES} in the metadata states {dtype}, but the column has other values")
 
 
 def _rows_are_batches(schema: Any) -> bool:
@@ -559,7 +548,7 @@ class StepRows(GroupFiles):
                     column = (
                         self._column(name, values, extensions, allowance)
                         if times is None
-                        else _times_of(name, values, times)
+                        else to_times(name, values, times)
                     )
                     if column is not None and name in self._spaces:
                         column = fit_space(column, self._spaces[name], lambda leaf: leaf)

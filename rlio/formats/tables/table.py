@@ -25,7 +25,7 @@ from rlio.batch.other_names import did_you_mean
 from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.arrow_columns import UnequalLists, to_column
+from rlio.formats.files.arrow_columns import UnequalLists, to_column, to_times
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.step_columns import suggested_mapping
@@ -371,15 +371,23 @@ class Pieces(Table):
         """Extension types of a file's columns."""
         return {}
 
+    def times(self, file: int) -> Mapping[str, np.dtype[Any]]:
+        """The columns of a file that it states to be times -> their dtype."""
+        return {}
+
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
-        parts, extensions = self._parts(rows, names), self.extensions(rows.file)
-        return {
-            name: self._ragged_rows(_lists(name, _joined(name, parts), extensions, rows), name)
-            if name in self.ragged and parts
-            else _column(name, _joined(name, parts), extensions, rows)
-            for name in names
-        }
+        parts, extensions, times = self._parts(rows, names), self.extensions(rows.file), self.times(rows.file)
+        found: dict[str, Any] = {}
+        for name in names:
+            values = _joined(name, parts)
+            if name in self.ragged and values is not None:
+                found[name] = self._ragged_rows(_lists(name, values, extensions, rows), name)
+            elif name in times and values is not None:
+                found[name] = to_times(name, values, times[name])
+            else:
+                found[name] = _column(name, values, extensions, rows)
+        return found
 
     def lists(self, rows: Rows, name: str) -> Any:
         """See `Table`."""
