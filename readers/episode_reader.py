@@ -170,14 +170,17 @@ class EpisodeReader(SourceReader):
 
     @property
     def skipped(self) -> int:
-        """Damaged episodes that ``on_error="skip"`` has skipped so far, each counted once."""
-        count: int = self._pass.damage.count
-        return count
+        """Damaged episodes, and files of a table, that ``on_error="skip"`` has skipped, each counted once."""
+        return int(self._pass.damage.count) + len(self._skipped_files)
 
     @property
     def errors(self) -> list[SkippedRecord]:
         """The first 1000 of them, each with its place and its damage."""
-        return list(self._pass.damage.errors)
+        return [*self._skipped_files, *self._pass.damage.errors][:1000]
+
+    @property
+    def _skipped_files(self) -> Sequence[SkippedRecord]:
+        return getattr(self._layout, "skipped_files", ())
 
     def _seek(self, position: JsonState) -> None:
         refuse_earlier(position, uri=self._uri)

@@ -69,6 +69,7 @@ from rlio.formats.tables.paths import paths_in, paths_of, resolved
 from rlio.formats.tables.sorted_rows import SortedRows
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, nested
+from rlio.source.damage import SkippedRecord
 from rlio.storage import InputFile
 
 __all__ = ["MappedSource", "by_own_names"]
@@ -100,6 +101,8 @@ class MappedSource(MappedEpisodes):
     origin: Origin | None = None
     left_out: Sequence[str] = ()
     beside: Sequence[InputFile] = ()
+    #: The files that were left out because they are damaged.
+    skipped_files: Sequence[SkippedRecord] = ()
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri

@@ -5,14 +5,24 @@ Not here: what a mapping means (`rlio.mapping`), how a table is read by one (`rl
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter, abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
-from rlio.errors import DataNotFound, OptionError, RlioError, UnknownLayout, excerpt
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    OptionError,
+    RlioError,
+    UnknownLayout,
+    UnsafeData,
+    excerpt,
+)
 from rlio.formats.files.inputs import find_files
 from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
 from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
@@ -20,15 +30,19 @@ from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
-from rlio.source.damage import damage_named
+from rlio.source.damage import SkippedRecord, damage_named
 from rlio.source.episodes import EpisodeFiles
+from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import expand_inputs, is_glob
 from rlio.storage.paths import StrPath
 from rlio.support.options import expected
+from rlio.support.progress import each
 from rlio.support.spaces import Spaces
 
 __all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files", "spaces_of"]
+
+logger: logging.Logger = logging.getLogger("rlio")
 
 IN_MEMORY: Final = Format(name="table", title="a table in memory", marks=Marks())
 
@@ -41,10 +55,12 @@ def open_table(
     format_options: abc.Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     storage_options: abc.Mapping[str, Any] | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[MappedSource, Format, dict[str, Any]]:
     """The episodes of a table, its format, and everything besides the files that determines the rows.
 
-    See `rlio.readers.table_reader.read_table`.
+    See `rlio.readers.table_reader.read_table`. With ``on_error="skip"``, damaged files are left out if the
+    mapping says that files are whole episodes: otherwise an episode could go on behind a gap.
     """
     own, details = dict(format_options or {}), details_of(mapping)
     if is_table(inputs):
@@ -53,9 +69,52 @@ def open_table(
             raise OptionError(f"{excerpt(wrong)} have no effect: the table is in memory")
         return mapped_source(table_in_memory(inputs), mapping), IN_MEMORY, details
     found, place = _locate(inputs, format, storage_options, limits)
-    table = open_place(found, found.table, place, own, limits=limits)
-    with damage_named(found.title, uri=place.uri):
-        return mapped_source(table, mapping), found, {**details, **own}
+
+    def opened(files: Sequence[InputFile]) -> MappedSource:
+        part = replace(place, files=tuple(files))
+        table = open_place(found, found.table, part, own, limits=limits)
+        with damage_named(found.title, uri=place.uri):
+            return mapped_source(table, mapping)
+
+    try:
+        source = opened(place.files)
+    except UnsafeData:
+        raise
+    except CorruptData as error:
+        may_skip = on_error == "skip" and len(place.files) > 1 and not found.root
+        if not (may_skip and mapping is not None and mapping.per_file):
+            raise
+        source = _without_damaged(place.files, opened, error)
+    return source, found, {**details, **own}
+
+
+def _without_damaged(
+    files: Sequence[InputFile], opened: Callable[[Sequence[InputFile]], MappedSource], error: CorruptData
+) -> MappedSource:
+    """The episodes of those files that are not damaged, which are opened one by one to tell.
+
+    Raises:
+        CorruptData: ``error``, if none of them, or all, are damaged.
+    """
+    damaged: list[SkippedRecord] = []
+    whole: list[InputFile] = []
+    for file in each(files):
+        try:
+            opened([file]).close()
+        except CorruptData as found:
+            damaged.append(SkippedRecord(file.uri, None, str(found)))
+            continue
+        except RlioError:  # Of this file alone; it is raised if it is one of all files, too.
+            pass
+        whole.append(file)
+    if not whole or not damaged:
+        raise error
+    source = opened(whole)
+    source.skipped_files = damaged
+    for one in damaged:
+        source.notes.append(f"{one.uri} is damaged, and left out: {one.message}")
+        logger.warning("skipped a file: %s", one.message)
+    return source
 
 
 def open_table_files(
@@ -78,6 +137,7 @@ def open_table_files(
         format_options=format_options,
         limits=limits,
         storage_options=storage_options,
+        on_error=on_error,
     )
     about = about_format(found, own)
     return closed_on_error(layout, about, spaces=spaces, on_error=on_error)
