@@ -462,6 +462,30 @@ def test_data_in_sequences_has_a_row_an_episode(tmp_path: Path, kind: Any) -> No
     assert rlio.open_dataset(tmp_path, at={"w0": 6}).lengths().tolist() == [5, 1]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "return >",
+        "return > 'a'",
+        "f(length) > 1",
+        "return",
+        "return[0] > 1",
+        "length.x > 1",
+        "return == 'length >' or",
+    ],
+)
+def test_an_error_of_a_filter_quotes_the_names_that_were_typed(text: str) -> None:
+    table = recorded(next(NAMES), *FOUR, writer_id="w0").episodes
+    with pytest.raises((OptionError, MissingColumn)) as caught:
+        table.filter(text)
+    said = str(caught.value)
+    assert "episode_" not in said
+    assert text in said or text.partition(" ")[0].partition(".")[0] in said
+    assert caught.value.column in (None, "return", "length")
+    with pytest.raises(OptionError, match="episode_return >"):
+        table.filter("episode_return >")
+
+
 @pytest.mark.parametrize("has_t", [True, False])
 @pytest.mark.parametrize("change", ["trim", "trim and compact", "trim and collect"])
 def test_an_episode_whose_first_rows_were_trimmed_is_not_finished(

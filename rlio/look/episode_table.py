@@ -28,7 +28,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.batch.other_names import did_you_mean
-from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.errors import MissingColumn, OptionError, RlioError, excerpt
 from rlio.look.episode_index import EpisodeIndex
 from rlio.look.kept import keep, kept_path, read_kept
 from rlio.query.filters import RowFilter
@@ -168,7 +168,22 @@ class EpisodeTable:
         return self._taken(mask)
 
     def _passing(self, text: str) -> NDArray[np.bool_]:
-        """The mask of a filter's text."""
+        """The mask of a filter's text; errors quote the names in it."""
+        try:
+            return self._mask(text)
+        except RlioError as error:
+            if isinstance(error, MissingColumn) and error.column not in _OF_ROWS.values():
+                raise
+            message, column = str(error), error.column
+            if column is not None:
+                message = message.rpartition(" [")[0]
+            for name, other in _OF_ROWS.items():
+                if other not in text:
+                    message = re.sub(rf"\b{other}\b", name, message)
+                    column = name if column == other else column
+            raise type(error)(message, column=column) from None
+
+    def _mask(self, text: str) -> NDArray[np.bool_]:
         found = RowFilter.parse(_NAME.sub(lambda name: _OF_ROWS.get(name[0], name[0]), text))
         columns = {**self._columns, **{other: self[name] for name, other in _OF_ROWS.items()}}
         for name in found.columns or ():
