@@ -5,7 +5,6 @@ Not here: what a mapping means (`rlio.mapping`), how a table is read by one (`rl
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter, abc
 from collections.abc import Callable, Sequence
@@ -23,26 +22,25 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.formats.files.inputs import find_files
+from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
-from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
+from rlio.formats.place import Place, about_format, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
-from rlio.source.damage import SkippedRecord, damage_named
+from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles
 from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import expand_inputs, is_glob
 from rlio.storage.paths import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.options import expected
 from rlio.support.progress import each
 from rlio.support.spaces import Spaces
 
 __all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files", "spaces_of"]
-
-logger: logging.Logger = logging.getLogger("rlio")
 
 IN_MEMORY: Final = Format(name="table", title="a table in memory", marks=Marks())
 
@@ -96,13 +94,14 @@ def _without_damaged(
     Raises:
         CorruptData: ``error``, if none of them, or all, are damaged.
     """
-    damaged: list[SkippedRecord] = []
+    damaged: list[CorruptData] = []
     whole: list[InputFile] = []
     for file in each(files):
         try:
             opened([file]).close()
         except CorruptData as found:
-            damaged.append(SkippedRecord(file.uri, None, str(found)))
+            found.uri = found.uri or file.uri
+            damaged.append(found)
             continue
         except RlioError:  # Of this file alone; it is raised if it is one of all files, too.
             pass
@@ -110,10 +109,10 @@ def _without_damaged(
     if not whole or not damaged:
         raise error
     source = opened(whole)
-    source.skipped_files = damaged
+    source.failures = Failures("skip")
     for one in damaged:
-        source.notes.append(f"{one.uri} is damaged, and left out: {one.message}")
-        logger.warning("skipped a file: %s", one.message)
+        source.failures.handle(one)
+        source.notes.append(f"{one.uri} is damaged, and left out: {one}")
     return source
 
 
@@ -139,8 +138,8 @@ def open_table_files(
         storage_options=storage_options,
         on_error=on_error,
     )
-    about = about_format(found, own)
-    return closed_on_error(layout, about, spaces=spaces, on_error=on_error)
+    with closing_on_error(layout):
+        return EpisodeFiles(layout, about=about_format(found, own), spaces=spaces, on_error=on_error)
 
 
 def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any, Final, cast
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
@@ -80,7 +80,8 @@ class TextTable(Pieces):
         self._schema: Any = None
         schemas = []
         for number in each_file(place.files):
-            schemas += guarded(place.files[number], None, partial(self._index, number), format=self.title)
+            with Guard(place.files[number], format=self.title):
+                schemas += self._index(number)
         self._schema = _joined(schemas)
 
     def header(self, stream: IO[bytes]) -> list[str]:
@@ -142,15 +143,12 @@ class TextTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str], schema: Any = None) -> Any:
         """See `Pieces`. ``schema``: other types than those of the table."""
-
-        def action() -> Any:
+        with Guard(self.files[file], format=self.title):
             stream = self._open.get(file) or self._open.add(file, self._opened(file))
             start, size = self._blocks[file][piece]
             self.allowance.piece().spend(_PARSED * size)
             stream.seek(start)
             return self.parse(stream.read(size), file, names, schema or self._schema)
-
-        return guarded(self.files[file], None, action, format=self.title)
 
     def _is_packed(self, file: int) -> bool:
         return self.files[file].path.lower().endswith(".gz")
