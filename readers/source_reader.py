@@ -224,10 +224,11 @@ class SourceReader(InputReader):
         return self._read(n)
 
     def _read(self, n: int | None) -> Batch:
-        before = self._pass.epoch, self._pass.offset
-        batch: Batch = self._pass.take(n)
         if self._normaliser is None:
+            batch: Batch = self._pass.take(n)
             return batch
+        before = self._pass.epoch, self._pass.offset
+        batch = self._pass.take(n)
         try:
             return self._normaliser(batch)
         except BaseException:  # The next call serves these rows.

@@ -14,7 +14,7 @@ def _place(frame: Any) -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def interrupted_at(line: int, call: Callable[[], object], *, passes: tuple[str, ...] = ()) -> str:
+def interrupted_at(line: int, call: Callable[[], object], *, passes: tuple[str, ...] = ()) -> str | None:
     """Make the call, with a KeyboardInterrupt at its ``line``-th line in the library, if there is one.
 
     Args:
@@ -23,7 +23,7 @@ def interrupted_at(line: int, call: Callable[[], object], *, passes: tuple[str, 
         passes: Beginnings of further lines that do not count.
 
     Returns:
-        The line that was interrupted; "": there is none.
+        The line that was interrupted; None: there is none.
     """
     left = line
 
@@ -50,4 +50,4 @@ def interrupted_at(line: int, call: Callable[[], object], *, passes: tuple[str, 
         return str(error)
     finally:
         sys.settrace(None)
-    return ""
+    return None

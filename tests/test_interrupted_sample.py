@@ -77,7 +77,7 @@ def test_an_interrupt_at_any_line_of_sample_loses_and_doubles_no_row(
             before = json.loads(json.dumps(reader.state_dict()))
             # A value is returned without a call: no signal is handled there.
             where = interrupted_at(line, lambda: reader.sample(5), passes=("return batch",))
-            if not where:
+            if where is None:
                 break
             interrupted += 1
             # The lock is released when the batch is complete: it is served, and lost with the call.

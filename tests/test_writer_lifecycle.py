@@ -314,7 +314,7 @@ def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
         site = Site(str(tmp_path / f"{line}"), "local", kind)
         writer = site.writer(roll=rlio.Roll(max_rows=15, max_seconds=None), sync="never")
         writer.write(batch(0))
-        done = not interrupted_at(line, lambda: writer.write(batch(ROWS)))  # noqa: B023
+        done = interrupted_at(line, lambda: writer.write(batch(ROWS))) is None  # noqa: B023
         if not done and writer._interrupted:
             interrupted += 1
             with pytest.raises(PublishError, match="interrupted"):
