@@ -198,10 +198,16 @@ class SpanReader:
         Raises:
             SegmentGone: The segment is missing.
         """
-        if self._plan is not None:
+        if self._plan is None:
+            return
+        first = list(self._ranges(islice(coming(), 1)))
+        if not self._plan.leads(first):
             self._plan.expect(self._ranges(coming()))
-            if self.open(segment) is not None:  # The places of its groups are known now.
-                self._plan.expect(self._ranges(coming()))
+        if self.open(segment) is None:
+            return
+        # The places of its groups are known now. A small one is whole.
+        if list(self._ranges(islice(coming(), 1))) != first:
+            self._plan.expect(self._ranges(coming()))
 
     def _ranges(self, coming: Coming) -> Iterator[Range]:
         source, opened = self.source, self._open  # The plan must not refer to this reader, which has it.

@@ -205,6 +205,11 @@ class Plan:
             if wanted not in self._coming:
                 future.cancel()
 
+    def leads(self, ranges: Sequence[Range]) -> bool:
+        """Whether ranges are requested, and more than half of what a plan may have: no need to `expect`."""
+        with self._here():
+            return len(self._coming) > self._most // 2 and all(wanted in self._coming for wanted in ranges)
+
     def _take_more(self, before: Mapping[Range, _Job] = MappingProxyType({})) -> None:
         """Request further ranges while there is room; ``before`` has been requested already."""
         busy_plans.add(self)
