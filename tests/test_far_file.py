@@ -311,14 +311,40 @@ def test_opening_a_file_of_lines_or_batches_requests_side_by_side(kind: str) -> 
         assert sum(1 for _ in reader) > 0
 
 
-def large(kind: str) -> bytes:
-    """A file of one episode after the other."""
+def test_what_was_fetched_to_find_rows_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 1 << 20)
+    path, size = uuid.uuid4().hex, 0
+    for number in range(3):
+        size += len(data := large("csv", first=3000 * number))
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-{number}.csv", data)
+    sizes = requested(monkeypatch)
+    with opened_files(path, options(no_fault)) as reader:
+        assert sum(1 for _ in reader) > 0
+    assert sum(sizes) == size
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_arrays_of_a_file_are_fetched_once(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 8 << 20)
+    path, size = uuid.uuid4().hex, 0
+    for number in range(3):
+        size += len(data := file_of("npz", number, 20_000))
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-{number}.npz", data)
+    sizes = requested(monkeypatch)
+    how: dict[str, Any] = {"shuffle": shuffle, "cache": "none", "epochs": 1, "batch_size": 5}
+    with rlio.read(f"faulty:///{path}/data", storage_options=options(no_fault), **how) as reader:
+        assert sum(map(len, reader)) == 3 * 7
+    assert sum(sizes) <= 1.1 * size
+
+
+def large(kind: str, *, first: int = 0) -> bytes:
+    """A file of one episode after the other; ``first``: of CSV, the number of the first."""
     if kind == "json":
         return b"".join(file_of(kind, number, 300) for number in range(8))
     if kind == "feather":
         return file_of(kind, 0, 4000)
     lines = file_of(kind, 0, 1).splitlines(keepends=True)
-    rows = [lines[1].replace(b"0,", f"{number},".encode(), 1) for number in range(3000)]
+    rows = [lines[1].replace(b"0,", f"{number},".encode(), 1) for number in range(first, first + 3000)]
     return b"".join([lines[0], *rows])
 
 

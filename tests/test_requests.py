@@ -49,7 +49,7 @@ from rlio.query.filters import RowFilter
 from rlio.schemas.shard_file import ShardFile
 from rlio.source.shards import ranges_of
 from rlio.source.snapshot import DatasetSnapshot
-from rlio.storage import InputFile, InputFiles, expand_inputs
+from rlio.storage import InputFile, InputFiles, expand_inputs, open_input
 from rlio.storage.filesystem import Retry, Storage
 from rlio.storage.parallel import REQUESTS, Plan, Range, busy_plans, each
 from rlio.testing import FaultyFileSystem
@@ -937,3 +937,19 @@ def test_local_files_are_opened_without_threads(tmp_path: Path) -> None:
         opened.open(number).close()
     assert opened._plan is None
     assert not request_threads()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_reads_local_files_at_places_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "f.bin").write_bytes(data := np.random.default_rng(0).bytes(1 << 20))
+    (file,) = expand_inputs(tmp_path)
+    with open_input(file) as stream:
+        assert stream.read(1000) == data[:1000]
+
+        def act() -> None:
+            assert stream.read() == data[1000:]
+
+        assert wait_for(fork(act), seconds=DEADLINE) == 0
+        act()
+        assert stream.seek(-5, os.SEEK_END) == len(data) - 5
+        assert stream.read() == data[-5:]

@@ -106,7 +106,7 @@ class FarFile(io.RawIOBase):
         file: The filesystem's open file, which is closed with this one. Its requests fail if the file was
             replaced since, where the store can tell.
         clients: Those of its filesystem.
-        scans: Whether the file is read to its end.
+        scans: Whether the file is read to its end; once it was, it is read as others.
         locks: Whether its reader holds a lock as it reads, as h5py does: nothing is requested in other
             threads, and nothing has a time limit.
     """
@@ -205,6 +205,7 @@ class FarFile(io.RawIOBase):
             data = run.plan.take(*wanted)
         data = self._requests.fetch(*wanted[1:]) if data is None else data
         self._advance(run, wanted.start, data)
+        self._scans = self._scans and run.stop < self.size
         if self._is_whole(wanted):
             self._keep(wanted.start, data)
 

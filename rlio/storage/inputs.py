@@ -134,7 +134,7 @@ def open_input(
     """
     with explained(file.uri):
         try:
-            stream: Any = io.FileIO(file.path) if file.fs is None else fetch()
+            stream: Any = _local_file(file.path) if file.fs is None else fetch()
         except FileNotFoundError as error:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
         stream = opened_remote(file, scans=scans, locks=locks) if stream is None else stream
@@ -168,6 +168,35 @@ def _may_be_pointer(file: InputFile, stream: Any) -> bool:
         return stat.S_ISREG(status.st_mode) and status.st_size < POINTER_BYTES
     size = file.size if file.size is not None else getattr(stream, "size", None)
     return size is not None and size < POINTER_BYTES and stream.seekable()
+
+
+def _local_file(path: str) -> io.FileIO:
+    """A local file. The place in it is of this process: of an open file, a fork shares it."""
+    is_regular = hasattr(os, "pread") and stat.S_ISREG(os.stat(path).st_mode)
+    return _Placed(path) if is_regular else io.FileIO(path)
+
+
+class _Placed(io.FileIO):
+    """A regular file that is read at a place of its own; for `_Stream`."""
+
+    _at = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        assert size is not None
+        data = os.pread(self.fileno(), size, self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        ends = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}
+        end = os.fstat(self.fileno()).st_size if whence == os.SEEK_END else ends[whence]
+        if end + offset < 0:
+            raise ValueError(f"byte {end + offset} is before the first byte of the file")
+        self._at = end + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
 
 
 class _Stream(io.RawIOBase):

@@ -38,6 +38,7 @@ from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import Mapping
 from rlio.storage import InputFiles, Storage, each_file
+from rlio.storage.open_files import OpenFiles
 from rlio.storage.zip_files import check_member, open_archive
 
 FORMAT = Format(
@@ -75,6 +76,7 @@ T = TypeVar("T")
 
 #: Rows of a larger file that are read without the rest: the first ones show whether a mapping fits.
 _FIRST_ROWS: Final = 1024
+_OPEN_FILES: Final = 4
 
 
 class NpzTable(Table):
@@ -93,6 +95,8 @@ class NpzTable(Table):
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
         self._inputs, self._limits = InputFiles(place.files), limits
+        # Their directories, and what was fetched of them, are read again.
+        self._open: OpenFiles[int, tuple[IO[bytes], zipfile.ZipFile]] = OpenFiles(_OPEN_FILES, close=_close)
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
         self._first: dict[str, NDArray[Any]] = {}
         #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
@@ -129,16 +133,24 @@ class NpzTable(Table):
 
     def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
         def opened() -> T:
-            file = self.files[number]
-            with (
-                self._inputs.open(number) as stream,
-                open_archive(stream, self._limits, uri=file.uri) as archive,
-            ):
-                if len(archive.infolist()) > self._limits.columns:
-                    raise UnsafeData(f"more than {self._limits.columns} arrays")
-                return action(archive)
+            return action((self._open.get(number) or self._open.add(number, self._opened(number)))[1])
 
-        return guarded(self.files[number], None, opened, format="NPZ")
+        try:
+            return guarded(self.files[number], None, opened, format="NPZ")
+        except BaseException:
+            self._open.drop(number)  # The next call reads it as it is then.
+            raise
+
+    def _opened(self, number: int) -> tuple[IO[bytes], zipfile.ZipFile]:
+        stream = self._inputs.open(number)
+        try:
+            archive = open_archive(stream, self._limits, uri=self.files[number].uri)
+            if len(archive.infolist()) > self._limits.columns:
+                raise UnsafeData(f"more than {self._limits.columns} arrays")
+        except BaseException:
+            stream.close()
+            raise
+        return stream, archive
 
     def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -222,7 +234,13 @@ class NpzTable(Table):
     def close(self) -> None:
         """Forget the file that was decoded last, and those that were fetched."""
         self._kept, self._first = (-1, {}), {}
+        self._open.close()
         self._inputs.close()
+
+
+def _close(opened: tuple[IO[bytes], zipfile.ZipFile]) -> None:
+    opened[1].close()
+    opened[0].close()
 
 
 def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:
