@@ -29,7 +29,16 @@ from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
 from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
-__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "natural_order", "open_input", "opened_remote"]
+__all__ = [
+    "InputFile",
+    "expand_inputs",
+    "expect_spans",
+    "is_glob",
+    "is_zip",
+    "natural_order",
+    "open_input",
+    "opened_remote",
+]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -149,6 +158,12 @@ def open_input(
     return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
 
 
+def expect_spans(stream: IO[bytes], spans: Sequence[tuple[int, int]]) -> None:
+    """State which bytes of an opened input are read next; see `FarFile.expect`. Others are not affected."""
+    if isinstance(raw := getattr(stream, "raw", None), _Stream):
+        raw.expect(spans)
+
+
 def opened_remote(file: InputFile, *, scans: bool = False, locks: bool = False) -> Any:
     """A file of a filesystem, see `far_file`.
 
@@ -205,6 +220,11 @@ class _Stream(io.RawIOBase):
     def __init__(self, file: IO[bytes], uri: str) -> None:
         self._file = file
         self._uri = uri
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        if (expect := getattr(self._file, "expect", None)) is not None:
+            with explained(self._uri):
+                expect(spans)
 
     def readable(self) -> bool:
         return True

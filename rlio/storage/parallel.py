@@ -269,6 +269,24 @@ class Plan:
                     self._coming[found] = done, job
         return data if found[2:] == (start, stop) else data[start - found.start : stop - found.start]
 
+    def take_around(self, storage: Store, at: int) -> tuple[int, bytes] | None:
+        """The expected range of a store of one object that has byte ``at``: its first byte, and its bytes.
+
+        Unlike `take`, it leaves the ranges before it, which another thread may read next.
+
+        Raises:
+            Exception: The request failed.
+        """
+        with self._here():
+            found = next(
+                (one for one in self._coming if one.storage is storage and one.start <= at < one.stop), None
+            )
+            if found is None:
+                return None
+            future, job = self._coming.pop(found)
+            self._take_more()
+        return found.start, _result(future, job)
+
     def forget(self) -> None:
         """Drop everything."""
         self.expect(())
