@@ -27,13 +27,10 @@ from typing import Any, Unpack
 
 from rlio.formats.d4rl.sink import FORMAT
 from rlio.formats.d4rl.source import D4rlSource
-from rlio.formats.files.inputs import Failures, find_files
+from rlio.formats.files.inputs import find_files
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.stored_pass import Cache
-from rlio.source.damage import SkippedRecord
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import check_count, checked_keywords
 from rlio.support.spaces import Spaces
@@ -59,11 +56,10 @@ class D4RLReader(EpisodeReader):
         max_episode_steps: Time limit of the environment, for old files without timeouts: an episode that
             reaches it is truncated there.
         spaces: (observation space, action space), if the files do not state them; None: not known.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. A text as
             ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
@@ -81,8 +77,6 @@ class D4RLReader(EpisodeReader):
         *,
         max_episode_steps: int | None = None,
         spaces: Spaces | None = None,
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
@@ -93,19 +87,4 @@ class D4RLReader(EpisodeReader):
         files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
         source = D4rlSource(files, asked.options, max_episode_steps=steps, limits=limits)
         own = {} if steps is None else {"max_episode_steps": steps}
-        self._begin(source, FORMAT, own, asked, cache, normalise, spaces=spaces)
-
-    @property
-    def skipped(self) -> int:
-        """Damaged episodes and files that ``on_error="skip"`` has skipped so far, each counted once."""
-        return super().skipped + self._failures.count
-
-    @property
-    def errors(self) -> list[SkippedRecord]:
-        """The first 1000 of them, each with its place and its damage."""
-        return [*self._failures.errors, *super().errors][:1000]
-
-    @property
-    def _failures(self) -> Failures:
-        failures: Failures = self.source.failures  # type: ignore[attr-defined]  # A D4rlSource.
-        return failures
+        self._begin(source, FORMAT, own, asked, spaces=spaces)

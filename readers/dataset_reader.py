@@ -20,15 +20,12 @@ from typing import Any, Literal, Unpack
 
 from rlio.errors import OptionError, StateError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
 from rlio.opening import OtherFiles, Root, opened_roots
-from rlio.read_options import ReadOptions
 from rlio.reader import JsonState
 from rlio.readers.source_reader import Asked, SourceKeywords, SourceReader
-from rlio.readers.stored_pass import Cache
 from rlio.source.joined import JoinedRoots, Snapshots
 from rlio.source.snapshot import DatasetSnapshot
-from rlio.support.options import check_choice, checked_keywords
+from rlio.support.options import checked_keywords
 
 __all__ = ["DatasetReader"]
 
@@ -88,14 +85,11 @@ class DatasetReader(SourceReader):
         root: Root | Sequence[Root],
         *,
         at: Snapshots | None = None,
-        cache: Cache = "auto",
         missing: Literal["error", "drop", "fill"] = "error",
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        normalise: Normalise | None = None,
         **keywords: Unpack[SourceKeywords],
     ) -> None:
-        check_choice("cache", cache, ("auto", "memory", "disk", "none"))
         if isinstance(keywords.get("columns"), str):
             raise OptionError(
                 f"columns={excerpt(keywords['columns'])}: expected a list of names, or None for all columns; "
@@ -108,17 +102,11 @@ class DatasetReader(SourceReader):
                 uri=root.uri,
             )
         asked = Asked.of(keywords)
-        self.options: ReadOptions = asked.options
-        self.drop_last: bool = self.options.drop_last
-        # With ranks or drop_last, reading ahead changes the rows that are dropped. A subclass may do anything
-        # to its rows.
-        alone = self.options.shard[1] == 1 and type(self) is DatasetReader
-        self.can_read_ahead: bool = alone and not self.drop_last
-        dataset = opened_roots(
-            root, at=at, on_error=self.options.on_error, storage_options=storage_options, limits=limits
-        )
-        self._uri = dataset.uri
-        self._open(dataset, asked, cache=cache, missing=missing, normalise=normalise)
+        on_error = asked.options.on_error
+        dataset = opened_roots(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        self._open(dataset, asked, missing=missing)
+        if type(self) is not DatasetReader:
+            self.can_read_ahead: bool = False  # A subclass may do anything to its rows.
 
     @property
     def dataset(self) -> DatasetSnapshot | JoinedRoots:

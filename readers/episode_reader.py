@@ -6,7 +6,6 @@ and the engine (`rlio.readers.source_reader`).
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, Unpack
 
@@ -14,14 +13,10 @@ from rlio.errors import DataNotFound
 from rlio.formats.format import Format
 from rlio.formats.place import about_format, locate_format, open_source
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
-from rlio.read_options import ReadOptions
-from rlio.reader import JsonState
-from rlio.readers.source_reader import Asked, Missing, SourceKeywords, SourceReader, refuse_earlier
-from rlio.readers.stored_pass import Cache
-from rlio.source.damage import SkippedRecord
+from rlio.readers.source_reader import Asked, FileReader, Missing, SourceKeywords
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage.paths import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.options import checked_keywords
 from rlio.support.spaces import Spaces
 
@@ -31,7 +26,7 @@ __all__ = ["EpisodeReader"]
 _MISSING: Final[dict[str, Missing]] = {"error": "error", "intersect": "drop", "fill": "fill"}
 
 
-class EpisodeReader(SourceReader):
+class EpisodeReader(FileReader):
     """Reads a data set that another library wrote, in one of the formats of `rlio.formats`.
 
     Rows come in the order of the episodes, each episode in the order of its steps. ``eps_id`` numbers the
@@ -44,11 +39,10 @@ class EpisodeReader(SourceReader):
         format: Name of the format, such as ``"minari"``; None: recognise it.
         format_options: Options of the format, see docs/foreign.md.
         spaces: (observation space, action space), if the files do not state them; None: not known.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Bounds on the files.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. A text as
             ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Attributes:
@@ -72,8 +66,6 @@ class EpisodeReader(SourceReader):
         format: str | None = None,
         format_options: Mapping[str, Any] | None = None,
         spaces: Spaces | None = None,
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
@@ -82,7 +74,7 @@ class EpisodeReader(SourceReader):
         own = dict(format_options or {})
         found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
         layout = open_source(found, place, own, limits=limits)
-        self._begin(layout, found, own, asked, cache, normalise, spaces=spaces)
+        self._begin(layout, found, own, asked, spaces=spaces)
 
     @classmethod
     @checked_keywords
@@ -93,8 +85,6 @@ class EpisodeReader(SourceReader):
         *,
         details: Mapping[str, Any] | None = None,
         spaces: Spaces | None = None,
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         **keywords: Unpack[SourceKeywords],
     ) -> Self:
         """Read an open source.
@@ -104,13 +94,11 @@ class EpisodeReader(SourceReader):
             format: Their format.
             details: Everything besides the files that determines the rows, as JSON values; part of states.
             spaces: See the class.
-            cache: See the class.
-            normalise: See the class.
             keywords: See the class.
         """
         made = cls.__new__(cls)
         asked = Asked.of(keywords)
-        made._begin(source, format, dict(details or {}), asked, cache, normalise, spaces=spaces)
+        made._begin(source, format, dict(details or {}), asked, spaces=spaces)
         return made
 
     def _begin(
@@ -119,36 +107,27 @@ class EpisodeReader(SourceReader):
         format: Format,
         own: dict[str, Any],
         asked: Asked,
-        cache: Cache,
-        normalise: Normalise | None,
         *,
         spaces: Spaces | None = None,
-        shared: bool = False,
     ) -> None:
         self.format: Format = format
-        self.options: ReadOptions = asked.options
-        self.drop_last: bool = self.options.drop_last
-        self.can_read_ahead: bool = self.options.shard[1] == 1 and not self.drop_last
-        self._own, self._is_shared = own, shared
-        self._layout, self._uri = layout, layout.uri
-        try:
-            about = about_format(format, own)
-            on_error = self.options.on_error
-            source = EpisodeFiles(
-                layout, about=about, columns=asked.columns or (), on_error=on_error, spaces=spaces
-            )
-            self.spaces: tuple[Any, Any] | None = source.pair
-            if not len(source):
-                raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
-            missing = _MISSING[self.options.unlike]
-            self._open(source, asked, cache=cache, missing=missing, normalise=normalise)
-        except BaseException:
-            if not shared:
-                layout.close()
-            raise
-        if not shared:
-            # A reader that ended in a loop, and was not closed, leaves no open file.
-            weakref.finalize(self, layout.close)
+        self._own, self._layout = own, layout
+        with closing_on_error(layout):
+            self._read_layout(asked, spaces=spaces)
+
+    def _read_layout(self, asked: Asked, *, spaces: Spaces | None = None, owns: bool = True) -> None:
+        options, layout = asked.options, self._layout
+        source = EpisodeFiles(
+            layout,
+            about=about_format(self.format, self._own),
+            columns=asked.columns or (),
+            on_error=options.on_error,
+            spaces=spaces,
+        )
+        self.spaces: tuple[Any, Any] | None = source.pair
+        if not len(source):
+            raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
+        self._open_files(source, asked, missing=_MISSING[options.unlike], owns=owns)
 
     @property
     def source(self) -> EpisodeSource:
@@ -163,27 +142,7 @@ class EpisodeReader(SourceReader):
             keywords: See the class.
         """
         made = type(self).__new__(type(self))
-        asked = Asked.of(keywords)
-        made._begin(self._layout, self.format, self._own, asked, "auto", None, shared=True)
+        made.format, made._own, made._layout = self.format, self._own, self._layout
+        made._read_layout(Asked.of(keywords), owns=False)
         made.spaces = self.spaces
         return made
-
-    @property
-    def skipped(self) -> int:
-        """Damaged episodes that ``on_error="skip"`` has skipped so far, each counted once."""
-        count: int = self._pass.damage.count
-        return count
-
-    @property
-    def errors(self) -> list[SkippedRecord]:
-        """The first 1000 of them, each with its place and its damage."""
-        return list(self._pass.damage.errors)
-
-    def _seek(self, position: JsonState) -> None:
-        refuse_earlier(position, uri=self._uri)
-        super()._seek(position)
-
-    def _close(self) -> None:
-        super()._close()
-        if not self._is_shared:
-            self._layout.close()

@@ -18,24 +18,18 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Unpack
 
-from rlio.formats.files.inputs import Failures, find_files
-from rlio.formats.rllib.decoder import RllibDecoder
 from rlio.formats.tables.parquet_source import (
-    SUFFIXES,
     BatchRows,
-    RowGroups,
     StepRows,
-    check_infos_stay,
+    open_row_groups,
 )
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice, checked_keywords
 from rlio.support.spaces import Spaces
 
@@ -65,11 +59,10 @@ class ForeignParquetReader(RecordReader):
             has registered in this process. ``"refuse"`` them, because that library may read more out of them
             than is stored; or read their ``"storage"``, as for types that are not registered. The library's
             code never runs.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. A text as
             ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
@@ -88,35 +81,27 @@ class ForeignParquetReader(RecordReader):
         unnormalise_actions: bool | None = None,
         format_options: Mapping[str, Any] | None = None,
         extension_types: Literal["refuse", "storage"] = "refuse",
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         check_choice("extension_types", extension_types, ("refuse", "storage"))
-        files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-        decoder_of = partial(
-            RllibDecoder,
-            spaces=spaces,
+        groups, decoder_of = open_row_groups(
+            inputs,
+            asked.options,
+            refuse=extension_types == "refuse",
+            storage_options=storage_options,
             limits=limits,
+            spaces=spaces,
             unnormalise_actions=unnormalise_actions,
             format_options=format_options,
-            source=files[0].uri,
         )
-        whole, refuse = decoder_of(), extension_types == "refuse"
-        groups = RowGroups(files, limits, asked.options.columns, refuse=refuse)
-        try:
-            groups.index(failures := Failures(asked.options.on_error))
-            about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
+        about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
+        with closing_on_error(groups):
             if groups.rows_are_batches:
-                records = BatchRows(groups, failures)
-                self._serve(records, files, decoder_of, asked, cache, normalise, details=about)
+                self._serve(BatchRows(groups), groups.files, decoder_of, asked, details=about)
                 return
-            check_infos_stay(whole, files)
-            steps = StepRows(groups, files, asked.options, spaces, whole, about, columns=asked.columns)
-            self._serve_rows(steps, failures, asked, cache, normalise)
-        except BaseException:
-            groups.close()
-            raise
+            decoder = decoder_of(None)
+            steps = StepRows(groups, asked.options, spaces, decoder, about, columns=asked.columns)
+            self._serve_rows(steps, asked)

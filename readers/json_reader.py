@@ -19,19 +19,12 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Unpack
 
-from rlio.formats.files.inputs import find_files
-from rlio.formats.files.line_files import open_line_files
-from rlio.formats.files.partitions import refuse_partitions
-from rlio.formats.rllib.decoder import RllibDecoder
-from rlio.formats.rllib.json_records import SUFFIXES, JsonRecords, refuse_data_sets
+from rlio.formats.rllib.json_records import open_records
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.stored_pass import Cache
 from rlio.storage.filesystem import StrPath
 from rlio.support.options import checked_keywords
 from rlio.support.spaces import Spaces
@@ -69,11 +62,10 @@ class JsonReader(RecordReader):
             ``terminateds``, else that of ``new_obs``. rlio's rows have that of ``new_obs``; where it was not
             recorded, they have ``{}``. ``{"lists": ["tokens"]}``: columns, or parts of them (``obs/tokens``),
             whose rows have any number of items (`rlio.Ragged`), where those of the first record have one.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Limits on the files' demands.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. A text as
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. A text as
             ``columns`` (``"intersect"``, ``"fill"``) is for files with different columns.
 
     Raises:
@@ -90,29 +82,18 @@ class JsonReader(RecordReader):
         spaces: Spaces | None = None,
         unnormalise_actions: bool | None = None,
         format_options: Mapping[str, Any] | None = None,
-        cache: Cache = "auto",
-        normalise: Normalise | None = None,
         limits: Limits = DEFAULT_LIMITS,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
-        found = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-        refuse_data_sets(found)
-        refuse_partitions(found)
-        self._serve(
-            JsonRecords(open_line_files(found, limits), limits.line_bytes, asked.options.on_error),
-            found,
-            partial(
-                RllibDecoder,
-                spaces=spaces,
-                limits=limits,
-                unnormalise_actions=unnormalise_actions,
-                format_options=format_options,
-                source=found[0].uri,
-            ),
-            asked,
-            cache,
-            normalise,
-            details={"max_line_bytes": limits.line_bytes},
+        records, files, decoder_of = open_records(
+            inputs,
+            on_error=asked.options.on_error,
+            storage_options=storage_options,
+            limits=limits,
+            spaces=spaces,
+            unnormalise_actions=unnormalise_actions,
+            format_options=format_options,
         )
+        self._serve(records, files, decoder_of, asked, details={"max_line_bytes": limits.line_bytes})

@@ -493,44 +493,17 @@ class MixedInput(InputReader):
         return position
 
     def _seek(self, position: JsonState) -> None:
-        names = [source.name for source in self._sources]
-        states = value_in(position, "sources", dict)
-        # States of 4d4987e store the names only as the keys of "sources".
-        stored = position.get("names", list(states))
-        checks = [("names", stored, names), ("order", position["order"], self._order)]
-        if self._function is None:
-            checks.append(("weights", position["weights"], self._whole))
-        for key, found, expected in checks:
-            if found != expected:
-                raise StateError(
-                    f"state['position'][{key!r}] is {excerpt(found)}, expected {excerpt(expected)}: make the "
-                    "mixture with the sources, weights and seed of the one that saved the state"
-                )
-        counts, owed, weights, served = (
-            whole_numbers(position, key, len(names)) for key in ("counts", "credits", "weights", "served")
-        )
+        self._check_alike(position)
+        counts, owed, weights, served = self._numbers_in(position)
         ended = value_in(position, "ended", list)
-        if len(ended) != len(names) or not all(isinstance(one, bool) for one in ended):
+        if len(ended) != len(self._sources) or not all(isinstance(one, bool) for one in ended):
             raise StateError(
                 f"state['position']['ended'] is {excerpt(ended)}: expected a bool of each source"
             )
-        starts = [None] * len(names)
-        if self.end == "rewind":
-            starts = value_in(position, "starts", list)
-            if [one is None for one in starts] != [source.start is None for source in self._sources]:
-                raise StateError(
-                    f"state['position']['starts'] is {excerpt(starts)}: expected the states of the sources "
-                    "that are replayable"
-                )
-        if min(*counts, *served, *weights) < 0 or sum(owed) != 0:
-            raise StateError(
-                f"state['position'] has counts {excerpt(counts)}, credits {excerpt(owed)}, served rows "
-                f"{excerpt(served)} and weights {excerpt(weights)}: expected credits that add up to 0, and "
-                "otherwise no number below 0"
-            )
+        starts = self._starts_in(position)
         self._block, self._alone = None, 0
         for i, source in enumerate(self._sources):
-            source.seek(states[source.name], starts[i])
+            source.seek(position["sources"][source.name], starts[i])
             source.served, source.ended = served[i], ended[i]
         self._whole = weights
         # The next result of the function is compared with the restored whole weights.
@@ -540,6 +513,47 @@ class MixedInput(InputReader):
             self._schedule = Schedule(alive, order=self._order, credits=owed)
             self._schedule.counts = counts
         self._multi_agent = flag_in(position, "multi_agent")
+
+    def _check_alike(self, position: JsonState) -> None:
+        """Refuse the position of another mixture."""
+        names = [source.name for source in self._sources]
+        # States of 4d4987e store the names only as the keys of "sources".
+        stored = position.get("names", list(value_in(position, "sources", dict)))
+        checks = [("names", stored, names), ("order", position["order"], self._order)]
+        if self._function is None:
+            checks.append(("weights", position["weights"], self._whole))
+        for key, found, expected in checks:
+            if found != expected:
+                raise StateError(
+                    f"state['position'][{key!r}] is {excerpt(found)}, expected {excerpt(expected)}: make the "
+                    "mixture with the sources, weights and seed of the one that saved the state"
+                )
+
+    def _numbers_in(self, position: JsonState) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Counts, credits, weights and served rows of a position."""
+        counts, owed, weights, served = (
+            whole_numbers(position, key, len(self._sources))
+            for key in ("counts", "credits", "weights", "served")
+        )
+        if min(*counts, *served, *weights) < 0 or sum(owed) != 0:
+            raise StateError(
+                f"state['position'] has counts {excerpt(counts)}, credits {excerpt(owed)}, served rows "
+                f"{excerpt(served)} and weights {excerpt(weights)}: expected credits that add up to 0, and "
+                "otherwise no number below 0"
+            )
+        return counts, owed, weights, served
+
+    def _starts_in(self, position: JsonState) -> list[Any]:
+        """The states to which sources rewind; None: a source does not."""
+        if self.end != "rewind":
+            return [None] * len(self._sources)
+        starts: list[Any] = value_in(position, "starts", list)
+        if [one is None for one in starts] != [source.start is None for source in self._sources]:
+            raise StateError(
+                f"state['position']['starts'] is {excerpt(starts)}: expected the states of the sources that "
+                "are replayable"
+            )
+        return starts
 
     def interrupt(self) -> None:
         """Interrupt the sources; see `InputReader`."""

@@ -24,22 +24,21 @@ from rlio.errors import (
     excerpt,
     raise_at,
 )
-from rlio.formats.files.inputs import Failures
 from rlio.formats.rllib.decoder import LISTS_WAY, RllibDecoder
 from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records
-from rlio.look.stats import Normalise
 from rlio.query.order import ORDER_VERSION, Permutation
 from rlio.query.positions import check_position, choose_seed
 from rlio.read_options import ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
-from rlio.readers.source_reader import Asked, SourceReader, refuse_earlier
-from rlio.readers.stored_pass import Cache, Kept
+from rlio.readers.source_reader import Asked, FileReader
+from rlio.readers.stored_pass import Kept
 from rlio.replay.joint_gather import RowSource
 from rlio.source.damage import SkippedRecord
 from rlio.source.files import GroupFiles, content_of_all
 from rlio.source.source import Source
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
+from rlio.support.calls import closing_on_error
 from rlio.support.states import seed_in, whole_number
 
 __all__ = ["RecordReader"]
@@ -66,8 +65,6 @@ class RecordReader(InputReader):
         files: Sequence[InputFile],
         decoder_of: DecoderOf,
         asked: Asked,
-        cache: Cache,
-        normalise: Normalise | None,
         *,
         details: Mapping[str, Any],
     ) -> None:
@@ -80,35 +77,26 @@ class RecordReader(InputReader):
             lambda: RecordFiles(records, files, decoder_of, asked.options, columns=asked.columns)
         )
         self._files = files
-        by_rows = asked.options.batch_size is not None or asked.drawn or cache != "auto" or bool(normalise)
-        try:
+        chosen = asked.cache != "auto" or bool(asked.normalise)
+        by_rows = asked.options.batch_size is not None or asked.drawn or chosen
+        with closing_on_error(records):
             if by_rows:
-                self._serve_rows(self._as_rows(), records.failures, asked, cache, normalise)
+                self._serve_rows(self._as_rows(), asked)
                 return
             self.options: ReadOptions = asked.options
             self.drop_last: bool = asked.options.drop_last
             decoder = decoder_of(asked.options.columns)
             details = {**decoder.details, **details}
             self._inner = _Whole(records, files, decoder, asked.options, details, name=type(self).__name__)
-        except BaseException:
-            records.close()
-            raise
         # A reader that ended in a loop, and was not closed, leaves no open file.
         weakref.finalize(self, records.close)
 
-    def _serve_rows(
-        self,
-        source: GroupFiles,
-        failures: Failures,
-        asked: Asked,
-        cache: Cache,
-        normalise: Normalise | None,
-    ) -> None:
-        """Serve the rows of a source, which the reader then owns; ``failures`` are those of its opening."""
+    def _serve_rows(self, source: GroupFiles, asked: Asked) -> None:
+        """Serve the rows of a source, which the reader then owns."""
         self.options = asked.options
         self.drop_last = asked.options.drop_last
         self.can_read_ahead: bool = asked.options.shard[1] == 1 and not self.drop_last
-        self._inner = _Rows(source, failures, asked, cache, normalise)
+        self._inner = _Rows(source, asked)
 
     def _describe(self) -> Iterator[str]:
         yield from self._inner._describe()
@@ -196,41 +184,11 @@ class RecordReader(InputReader):
         self._inner._close()
 
 
-class _Rows(SourceReader):
+class _Rows(FileReader):
     """Rows, by the engine of all stored data."""
 
-    def __init__(
-        self,
-        source: GroupFiles,
-        failures: Failures,
-        asked: Asked,
-        cache: Cache,
-        normalise: Normalise | None,
-    ) -> None:
-        self.options, self._uri, self._source, self._failures = asked.options, source.uri, source, failures
-        try:
-            self._open(source, asked, cache=cache, missing="error", normalise=normalise)
-        except BaseException:
-            source.close()
-            raise
-        weakref.finalize(self, source.close)  # As in `RecordReader._serve`.
-
-    @property
-    def skipped(self) -> int:
-        count: int = self._failures.count + self._pass.damage.count
-        return count
-
-    @property
-    def errors(self) -> list[SkippedRecord]:
-        return [*self._failures.errors, *self._pass.damage.errors][:1000]
-
-    def _seek(self, position: JsonState) -> None:
-        refuse_earlier(position, uri=self._uri)
-        super()._seek(position)
-
-    def _close(self) -> None:
-        super()._close()
-        self._source.close()
+    def __init__(self, source: GroupFiles, asked: Asked) -> None:
+        self._open_files(source, asked)
 
 
 class _Whole(InputReader):

@@ -8,37 +8,42 @@ data sets of rlio; `rlio.readers.episode_reader.EpisodeReader` reads the files o
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlio.batch import Batch
 from rlio.errors import OptionError, StateError, excerpt
+from rlio.formats.files.inputs import Failures
 from rlio.look.stats import Normalise, Normaliser
 from rlio.read_options import ReadKeywords, ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.stored_pass import Cache, Kept, StoredPass, choose_cache
+from rlio.replay.draw_options import DrawKeywords, UnitKeywords, draw_of
 from rlio.replay.draws import Draw
 from rlio.replay.joint_gather import RowSource
-from rlio.replay.store import DrawKeywords, UnitKeywords, draw_of
-from rlio.source.source import Source
+from rlio.source.damage import SkippedRecord
+from rlio.source.source import FileSource, Source
+from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice
 
-__all__ = ["DRAWN", "Asked", "SourceKeywords", "SourcePass", "SourceReader", "open_pass", "refuse_earlier"]
+__all__ = ["Asked", "FileReader", "Missing", "SourceKeywords", "SourceReader"]
 
-#: A pass over epochs of one source.
-SourcePass: TypeAlias = ColdPass | StoredPass
 Missing: TypeAlias = Literal["error", "drop", "fill"]
 
-#: The keywords of units.
-DRAWN: Final = tuple(UnitKeywords.__annotations__)
+# The keywords of units.
+_DRAWN: Final = tuple(UnitKeywords.__annotations__)
 # The key of a state that names the statistics, if rows are normalised.
 _NORMALISE: Final = "normalise"
 
 
 class SourceKeywords(ReadKeywords, UnitKeywords, total=False):
-    """The keyword options of a `SourceReader` that select and shape rows, with defaults."""
+    """The keyword options that all readers of stored data share, with defaults; see `rlio.DatasetReader`."""
+
+    cache: Annotated[Cache, "auto"]
+    normalise: Annotated[Normalise | None, None]
 
 
 class Asked(NamedTuple):
@@ -48,11 +53,15 @@ class Asked(NamedTuple):
         options: What is read and in which order; without the columns that are derived.
         draw: What a unit is.
         drawn: Whether any keyword of units is given.
+        cache: Where rows are kept.
+        normalise: What brings columns to one range.
     """
 
     options: ReadOptions
     draw: Draw
     drawn: bool
+    cache: Cache
+    normalise: Normalise | None
 
     @property
     def columns(self) -> list[str] | None:
@@ -70,43 +79,19 @@ class Asked(NamedTuple):
             OptionError: One is illegal, or two exclude each other.
         """
         given: dict[str, Any] = {**keywords}
-        drawn = {name: given.pop(name) for name in DRAWN if name in given}
+        cache, normalise = given.pop("cache", "auto"), given.pop("normalise", None)
+        check_choice("cache", cache, ("auto", "memory", "disk", "none"))
+        drawn = {name: given.pop(name) for name in _DRAWN if name in given}
         options = ReadOptions.of(cast(ReadKeywords, given))
         draw = draw_of(cast(DrawKeywords, drawn), columns=options.columns)
         if options.columns is not None and draw.derive:
             stored = [name for name in options.columns if name not in draw.derive]
             options = replace(options, columns=stored)
-        return cls(options, draw, bool(drawn))
-
-
-def refuse_earlier(position: JsonState, *, uri: str) -> None:
-    """Refuse the state of a reader of records, or of a version that read files of other libraries otherwise.
-
-    Raises:
-        StateError: It was.
-    """
-    if "at" in position:
-        raise StateError(
-            "the state was saved by a reader of whole records, without batch_size, or by an earlier version, "
-            "which served the rows of such files in another order: load it into a reader with the options of "
-            "the saved one, or begin a new epoch",
-            uri=uri,
-        )
-
-
-def open_pass(
-    source: Source, options: ReadOptions, *, draw: Draw, cache: Cache, missing: Missing
-) -> SourcePass:
-    """The pass that reads epochs of a source."""
-    check_choice("cache", cache, ("auto", "memory", "disk", "none"))
-    chosen = choose_cache(source, options, draw, cache)
-    if chosen == "none":
-        return ColdPass(source, options, missing, draw.filter)
-    return StoredPass(source, options, draw=draw, cache=chosen, missing=missing)
+        return cls(options, draw, bool(drawn), cache, normalise)
 
 
 class SourceReader(InputReader):
-    """Reads a source. Subclasses open it, and set `options`, `drop_last`, `_uri` and `_pass`.
+    """Reads a source, which subclasses open.
 
     Attributes:
         options: What is read and in which order.
@@ -115,23 +100,31 @@ class SourceReader(InputReader):
     replayable = True
     options: ReadOptions
     _uri: str
-    _pass: Any  # `SourcePass`, or what a subclass has instead.
+    _pass: Any  # A `ColdPass` or `StoredPass`, or what a subclass has instead.
     _normaliser: Normaliser | None = None
 
-    def _open(
-        self, source: Source, asked: Asked, *, cache: Cache, missing: Missing, normalise: Normalise | None
-    ) -> None:
+    def _open(self, source: Source, asked: Asked, *, missing: Missing) -> None:
         """Begin to read a source."""
-        if normalise is not None:
+        options, draw = asked.options, asked.draw
+        self.options = options
+        self.drop_last: bool = options.drop_last
+        # With ranks or drop_last, reading ahead changes the rows that are dropped.
+        self.can_read_ahead: bool = options.shard[1] == 1 and not options.drop_last
+        self._uri = source.uri
+        if asked.normalise is not None:
             self._normaliser = Normaliser.of(
-                normalise,
+                asked.normalise,
                 source,
-                policy=asked.draw.policy,
-                columns=asked.options.columns,
+                policy=draw.policy,
+                columns=options.columns,
                 missing=missing,
-                on_error=asked.options.on_error,
+                on_error=options.on_error,
             )
-        self._pass = open_pass(source, asked.options, draw=asked.draw, cache=cache, missing=missing)
+        cache = choose_cache(source, options, draw, asked.cache)
+        if cache == "none":
+            self._pass = ColdPass(source, options, missing, draw.filter)
+        else:
+            self._pass = StoredPass(source, options, draw=draw, cache=cache, missing=missing)
 
     def _describe(self) -> Iterator[str]:
         yield repr(self._uri)
@@ -239,10 +232,7 @@ class SourceReader(InputReader):
 
     def _seek(self, position: JsonState) -> None:
         rest = dict(position)
-        saved, ours = (
-            rest.pop(_NORMALISE, None),
-            None if self._normaliser is None else self._normaliser.digest,
-        )
+        saved, ours = rest.pop(_NORMALISE, None), self._normaliser and self._normaliser.digest
         if saved != ours:
             raise StateError(
                 f"state['position'][{_NORMALISE!r}] is {excerpt(saved)} but this reader has {excerpt(ours)}: "
@@ -253,3 +243,52 @@ class SourceReader(InputReader):
 
     def _close(self) -> None:
         self._pass.close()
+
+
+class FileReader(SourceReader):
+    """Reads files of another library, through a source that it owns."""
+
+    _source: FileSource
+    _is_owner: bool
+    #: What could not be opened.
+    _failures: Failures
+
+    def _open_files(
+        self, source: FileSource, asked: Asked, *, missing: Missing = "error", owns: bool = True
+    ) -> None:
+        """Begin to read a source."""
+        self._source, self._is_owner = source, owns
+        self._failures = getattr(source, "failures", None) or Failures(asked.options.on_error)
+        if not owns:
+            self._open(source, asked, missing=missing)
+            return
+        with closing_on_error(source):
+            self._open(source, asked, missing=missing)
+        # A reader that ended in a loop, and was not closed, leaves no open file.
+        weakref.finalize(self, source.close)
+
+    @property
+    def skipped(self) -> int:
+        """Damaged records, episodes and files that ``on_error="skip"`` has skipped, each counted once."""
+        count: int = self._failures.count + self._pass.damage.count
+        return count
+
+    @property
+    def errors(self) -> list[SkippedRecord]:
+        """The first 1000 of them, each with its place and its damage."""
+        return [*self._failures.errors, *self._pass.damage.errors][:1000]
+
+    def _seek(self, position: JsonState) -> None:
+        if "at" in position:
+            raise StateError(
+                "the state was saved by a reader of whole records, without batch_size, or by an earlier "
+                "version, which served the rows of such files in another order: load it into a reader with "
+                "the options of the saved one, or begin a new epoch",
+                uri=self._uri,
+            )
+        super()._seek(position)
+
+    def _close(self) -> None:
+        super()._close()
+        if self._is_owner:
+            self._source.close()

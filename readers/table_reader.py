@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -24,15 +23,14 @@ from rlio.batch.arrays import as_column, concat_leaves, table_columns, zero_leaf
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.formats.tables.final_rows import with_final_row
 from rlio.formats.tables.own_names import own_map
 from rlio.formats.tables.table import ArrayTable
 from rlio.formats.tables.table_files import IN_MEMORY, details_of, mapped_source, open_table, spaces_of
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.look.stats import Normalise
-from rlio.mapping import DERIVE, Mapping
+from rlio.mapping import Mapping
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.readers.source_reader import Asked, SourceKeywords
-from rlio.readers.stored_pass import Cache
 from rlio.support.options import checked_keywords
 from rlio.support.spaces import Spaces
 
@@ -47,8 +45,6 @@ def read_table(
     format: str | None = None,
     format_options: abc.Mapping[str, Any] | None = None,
     spaces: Spaces | None = None,
-    cache: Cache = "auto",
-    normalise: Normalise | None = None,
     limits: Limits = DEFAULT_LIMITS,
     storage_options: abc.Mapping[str, Any] | None = None,
     **keywords: Unpack[SourceKeywords],
@@ -63,11 +59,10 @@ def read_table(
         format: Name of the format of files; None: by their suffixes.
         format_options: ``delimiter``, ``decimal``, ``comment``, ``names`` of CSV; ``split`` of Hugging Face.
         spaces: (observation space, action space) of the rows; None: not known.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
         limits: Bounds on the files.
         storage_options: Keywords of the fsspec filesystem.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`. ``columns`` are
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`. ``columns`` are
             rlio's names.
 
     Raises:
@@ -87,9 +82,7 @@ def read_table(
         limits=limits,
         storage_options=storage_options,
     )
-    return EpisodeReader.of(
-        layout, found, details=own, spaces=spaces, cache=cache, normalise=normalise, **keywords
-    )
+    return EpisodeReader.of(layout, found, details=own, spaces=spaces, **keywords)
 
 
 @checked_keywords
@@ -98,8 +91,6 @@ def from_arrays(
     *,
     mapping: Mapping | None = None,
     spaces: Spaces | None = None,
-    cache: Cache = "auto",
-    normalise: Normalise | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> EpisodeReader:
     """Read columns in memory: one array, list or tensor a column, one row a step.
@@ -108,9 +99,8 @@ def from_arrays(
         arrays: Columns by name, nested where a value is a dict. They are not copied, and must not change.
         mapping: What the columns mean; None: their names are rlio's.
         spaces: (observation space, action space) of the rows; None: not known.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`.
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`.
 
     Returns:
         A reader, which `rlio.convert` takes too.
@@ -127,8 +117,6 @@ def from_arrays(
         IN_MEMORY,
         details=details_of(mapping),
         spaces=spaces_of(mapping, spaces),
-        cache=cache,
-        normalise=normalise,
         **keywords,
     )
 
@@ -139,8 +127,6 @@ def from_episodes(
     *,
     mapping: Mapping | None = None,
     spaces: Spaces | None = None,
-    cache: Cache = "auto",
-    normalise: Normalise | None = None,
     **keywords: Unpack[SourceKeywords],
 ) -> EpisodeReader:
     """Read episodes in memory, each a dict of columns with a row a step.
@@ -153,9 +139,8 @@ def from_episodes(
         mapping: What the columns mean; without ``episode``, each dict is an episode. None: their names are
             rlio's.
         spaces: (observation space, action space) of the rows; None: not known.
-        cache: Where rows are kept: see `rlio.DatasetReader`.
-        normalise: Brings columns to one range: see `rlio.DatasetReader`.
-        keywords: What is read, in which order, and what a unit is: see `rlio.DatasetReader`.
+        keywords: What is read, in which order, what a unit is, and where rows are kept: see
+            `rlio.DatasetReader`.
 
     Returns:
         A reader, which `rlio.convert` takes too.
@@ -182,19 +167,12 @@ def from_episodes(
     }
     table = ArrayTable("episodes", columns, lengths=[rows for _, rows, _ in parts])
     if True in further:
-        mapping = mapping or own_map(table)
-        if mapping.next_obs not in (None, DERIVE):
-            raise OptionError(
-                "next_obs: the columns with one row more than the others already give it: leave it out"
-            )
-        mapping = replace(mapping, next_obs=DERIVE, final_row=True)
+        mapping = with_final_row(mapping or own_map(table), "the columns with one row more than the others")
     return EpisodeReader.of(
         mapped_source(table, mapping),
         IN_MEMORY,
         details=details,
         spaces=spaces_of(mapping, spaces),
-        cache=cache,
-        normalise=normalise,
         **keywords,
     )
 

@@ -39,6 +39,7 @@ __all__ = [
     "opened",
     "opened_roots",
     "refuse_open_options",
+    "refuse_snapshot",
     "require_header",
     "without_options",
 ]
@@ -248,7 +249,7 @@ def open_source(
     """
     shared: dict[str, Any] = {"on_error": on_error, "storage_options": storage_options, "limits": limits}
     if isinstance(value, OtherFiles):
-        _refuse_snapshot(at, value.uri)
+        refuse_snapshot(at, value.uri)
         return value.again()
     if isinstance(value, DatasetSnapshot) or (is_list(value) and are_roots(value, storage_options)):
         return without_options(own, opened_roots(value, at=at, **shared))
@@ -332,7 +333,7 @@ def open_other(
         assert known is not None
         raise other_layout(known, excerpt(value) if failure is None else failure.uri or "") from failure
     try:
-        _refuse_snapshot(at, found.uri)
+        refuse_snapshot(at, found.uri)
     except OptionError:
         found.close()
         raise
@@ -362,7 +363,12 @@ def _by_endings(value: Any, storage_options: Mapping[str, Any] | None) -> Found 
     return None
 
 
-def _refuse_snapshot(at: Snapshots | None, uri: str) -> None:
+def refuse_snapshot(at: Snapshots | None, uri: str) -> None:
+    """Refuse a snapshot for files of another library.
+
+    Raises:
+        OptionError: ``at`` is given.
+    """
     if at is not None:
         raise OptionError(
             "at= is a snapshot of a data set of rlio, and these files are of another library: leave it out",

@@ -64,8 +64,8 @@ from rlio.readers.prefetch import Prefetch
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import SourceReader
 from rlio.readers.stored_pass import Cache
+from rlio.replay.draw_options import UnitKeywords
 from rlio.replay.sequences import Sequences
-from rlio.replay.store import UnitKeywords
 from rlio.resolve import read
 from rlio.source.joined import JoinedRoots, Snapshots
 from rlio.source.snapshot import DatasetSnapshot

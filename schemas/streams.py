@@ -14,7 +14,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +34,8 @@ TABLE_COLUMNS = (*STREAM_COLUMNS, Columns.WEIGHTS_SEQ_NO)
 
 Columned: TypeAlias = Mapping[str, NDArray[Any]]
 _Key: TypeAlias = tuple[Hashable, ...]
+#: Runs from which on those of each stream are added up together: less costs more than it saves.
+_FEW_RUNS = 16
 #: Columns of the table that earlier versions, and data without times, lack.
 _OPTIONAL = frozenset(("writer", "began", "written", "version"))
 
@@ -240,82 +241,125 @@ class StreamTable:
             starts[1:] |= ends[:-1]
         first = np.flatnonzero(starts)
         last = np.append(first[1:], rows) - 1
-        numbers = np.empty(len(first), np.int32)
-        named = {name: values[first].tolist() for name, values in keys.items()}
-        closes = ends[last].tolist()
-        begins = first.tolist()
-        for run in range(len(first)):
-            key = (policy, *(named[name][run] if name in named else None for name in _KEYS))
-            known = len(self.streams)
-            numbers[run] = number = self._number(key, closes=closes[run])
-            if number == known and times:
-                part = bisect_right(times, begins[run], key=_FIRST) - 1
-                self.streams.began[-1], self.streams.written[-1] = times[part][1].of(_plain(key))
-        stream = np.repeat(numbers, last - first + 1)
+        found = {name: values[first].tolist() for name, values in keys.items()}
+        names = self._names(policy, [found.get(name) for name in _KEYS], ends[last])
+        new = self._begin(names)
+        if new:
+            self._enter_first_rows(columns, first[new])
+            if times:
+                self._enter_times(times, [names[run] for run in new], first[new].tolist())
+        numbers = list(map(self._numbers.__getitem__, names))
         self._tally(columns, numbers, first, last)
-        return stream
+        return np.repeat(np.array(numbers, np.int32), last - first + 1)
 
-    def _number(self, key: _Key, *, closes: bool) -> int:
-        """Return the number of the stream named ``key``; starts a new stream if needed."""
-        full = key
-        if key[1] is None:  # No eps_id: count the episodes of this agent and environment.
-            episode = self._episodes.setdefault(key, 0)
-            full = (*key, episode)
-            self._episodes[key] = episode + closes
-        number = self._numbers.get(full)
-        return self._new(full) if number is None else number
+    def _names(
+        self, policy: str, columns: Sequence[list[Any] | None], closes: NDArray[np.bool_]
+    ) -> list[_Key]:
+        """The key of the stream of each run.
 
-    def _new(self, key: _Key) -> int:
-        """Start the stream named ``key``."""
-        number = self._numbers[key] = len(self.streams)
-        table = self.streams
-        table.policy.append(str(key[0]))
-        table.eps_id.append(key[1])
-        table.agent_index.append(key[2])
-        table.env_id.append(key[3])
-        table.writer.append(None if key[4] is None else str(key[4]))
-        table.rows.append(0)
-        table.t0.append(None)
-        table.end.append("open")
-        table.reward.append(0.0)
-        table.began.append(None)
-        table.written.append(None)
-        table.version.append(None)
-        return number
+        Args:
+            policy: The policy's id.
+            columns: The values of each of `_KEYS`, shape (runs,); None: the data has no such column.
+            closes: Whether the last row of the run ends an episode, shape (runs,).
+        """
+        runs = len(closes)
+        values = [[None] * runs if column is None else column for column in columns]
+        names: list[_Key] = list(zip([policy] * runs, *values, strict=True))
+        if columns[0] is None:  # No eps_id: count the episodes of each agent and environment.
+            for run, close in enumerate(closes.tolist()):
+                key = names[run]
+                episode = self._episodes.setdefault(key, 0)
+                self._episodes[key] = episode + close
+                names[run] = (*key, episode)
+        return names
+
+    def _begin(self, names: Sequence[_Key]) -> list[int]:
+        """Start the streams that are new, numbered in the order of their first runs, which are returned."""
+        numbers, table = self._numbers, self.streams
+        new = []
+        for run, key in enumerate(names):
+            if key not in numbers:
+                numbers[key] = len(numbers)
+                new.append(run)
+        if not new:
+            return new
+        keys = [names[run] for run in new]
+        table.policy += [str(key[0]) for key in keys]
+        table.eps_id += [key[1] for key in keys]
+        table.agent_index += [key[2] for key in keys]
+        table.env_id += [key[3] for key in keys]
+        table.writer += [None if key[4] is None else str(key[4]) for key in keys]
+        table.rows += [0] * len(new)
+        table.end += ["open"] * len(new)
+        table.reward += [0.0] * len(new)
+        for column in (table.t0, table.began, table.written, table.version):
+            column += [None] * len(new)
+        return new
+
+    def _enter_first_rows(self, columns: Columned, first: NDArray[np.int64]) -> None:
+        """Enter t0 and version of the newest streams, which begin at the rows ``first``."""
+        t, versions = columns.get(Columns.T), columns.get(Columns.WEIGHTS_SEQ_NO)
+        if t is not None and _is_numeric(t):
+            begins = t[first].tolist()
+            self.streams.t0[-len(first) :] = [int(t0) if math.isfinite(t0) else None for t0 in begins]
+        if versions is not None and versions.ndim == 1 and versions.dtype.kind in "iu":
+            self.streams.version[-len(first) :] = versions[first].tolist()
+
+    def _enter_times(
+        self, times: Sequence[tuple[int, Times]], keys: Sequence[_Key], first: Sequence[int]
+    ) -> None:
+        """Enter when the newest streams, with these keys and first rows, began and were written."""
+        rows = [row for row, _ in times]
+        told = [
+            times[bisect_right(rows, row) - 1][1].of(_plain(key))
+            for row, key in zip(first, keys, strict=True)
+        ]
+        self.streams.began[-len(keys) :] = [began for began, _ in told]
+        self.streams.written[-len(keys) :] = [written for _, written in told]
 
     def _tally(
-        self,
-        columns: Columned,
-        numbers: NDArray[np.int32],
-        first: NDArray[np.int64],
-        last: NDArray[np.int64],
+        self, columns: Columned, numbers: list[int], first: NDArray[np.int64], last: NDArray[np.int64]
     ) -> None:
-        """Update rows, t0, end, reward and version of the runs that `assign` found."""
-        table, rows = self.streams, int(last[-1]) + 1 if len(last) else 0
+        """Add rows and rewards of the runs that `assign` found, in order, and enter how they end."""
+        table, rows = self.streams, int(last[-1]) + 1
         terminated, truncated = (
             _flags(columns, name, rows)[last].tolist() for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)
         )
-        rewards, t = columns.get(Columns.REWARDS), columns.get(Columns.T)
-        sums = [0.0] * len(first)
-        if _is_numeric(rewards) and len(first):
+        ends = [
+            "terminated" if is_terminated else "truncated" if is_truncated else "open"
+            for is_terminated, is_truncated in zip(terminated, truncated, strict=True)
+        ]
+        rewards = columns.get(Columns.REWARDS)
+        if not _is_numeric(rewards):
+            sums = np.zeros(len(first))
+        else:
             with np.errstate(over="ignore", invalid="ignore"):  # Rewards, and so their sum, may be infinite.
-                sums = np.add.reduceat(np.asarray(rewards, np.float64), first).tolist()
-        begins: list[Any] = t[first].tolist() if _is_numeric(t) and t is not None else [None] * len(first)
-        versions = columns.get(Columns.WEIGHTS_SEQ_NO)
-        known = versions is not None and versions.ndim == 1 and versions.dtype.kind in "iu"
-        acted: list[Any] = versions[first].tolist() if known and versions is not None else [None] * len(first)
-        lengths = (last - first + 1).tolist()
-        for run, number in enumerate(numbers.tolist()):
-            if table.rows[number] == 0:
-                begin = begins[run]
-                table.t0[number] = int(begin) if begin is not None and math.isfinite(begin) else None
-                table.version[number] = acted[run]
-            table.rows[number] += lengths[run]
-            table.reward[number] += sums[run]  # Python's floats: inf - inf is NaN without a warning.
-            table.end[number] = "terminated" if terminated[run] else "truncated" if truncated[run] else "open"
+                sums = np.add.reduceat(np.asarray(rewards, np.float64), first)
+        lengths = last - first + 1
+        if len(numbers) > _FEW_RUNS:
+            self._tally_together(numbers, lengths, sums, ends)
+            return
+        for number, length, reward, end in zip(numbers, lengths.tolist(), sums.tolist(), ends, strict=True):
+            table.rows[number] += length
+            table.reward[number] += reward  # Python's floats: inf - inf is NaN without a warning.
+            table.end[number] = end
 
-
-_FIRST = itemgetter(0)
+    def _tally_together(
+        self, numbers: list[int], lengths: NDArray[np.int64], sums: NDArray[np.float64], ends: list[str]
+    ) -> None:
+        """Enter many runs at once: those of many environments take turns, and each row may be a run."""
+        table = self.streams
+        streams, of_run = np.unique(numbers, return_inverse=True)
+        known = streams.tolist()
+        rows = np.bincount(of_run, lengths).astype(np.int64)
+        rewards = np.array([table.reward[number] for number in known])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add.at(rewards, of_run, sums)  # One after the other, as a loop would.
+        for number, more, reward in zip(known, rows.tolist(), rewards.tolist(), strict=True):
+            table.rows[number] += more
+            table.reward[number] = reward
+        for number, end in zip(numbers, ends, strict=True):
+            table.end[number] = end
 
 
 def _plain(key: _Key) -> _Key:

@@ -57,6 +57,7 @@ CHARGED_ELSEWHERE = {
     "formats/files/packed.py:_inflated_size": "keeps nothing, and stops at the bytes that are left",
     "formats/files/parquet_footer.py:_open": "read_metadata bounds the footer; no page is read",
     "formats/files/parquet_footer.py:plain_schema": "a footer, or the first message, of bounded size",
+    "formats/files/parquet_files.py:ParquetFiles._scan_of": "reads no page; rows charges for each batch",
     "formats/files/tf_records.py:Example._ends": "blocks of a megabyte",
     "formats/files/tf_records.py:floats_of": "RldsSource._array",
     "formats/files/tf_records.py:ints_of": "RldsSource._array",

@@ -13,7 +13,7 @@ import rlio
 from rlio.errors import MissingColumn, OptionError, RlioError, StateError
 from rlio.query.filters import RowFilter
 from rlio.query.splits import Split
-from rlio.replay.store import draw_of
+from rlio.replay.draw_options import draw_of
 from rlio.writers.roll import Roll
 
 DRAWN = 1 << 40

@@ -437,6 +437,19 @@ def test_records_of_a_large_file_of_lines_are_requested_side_by_side(
     assert sum(sizes) <= 1.1 * len(data)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_large_file_that_was_damaged_since_it_was_opened_is_lost_alone(shuffle: bool) -> None:
+    path = files_of("parquet", width=60)
+    how: dict[str, Any] = {"shuffle": shuffle, "cache": "none", "epochs": 1, "batch_size": 5}
+    given = options(no_fault)
+    with rlio.read(f"faulty:///{path}/data", on_error="skip", storage_options=given, **how) as reader:
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-5.parquet", b"?" * 5000)
+        assert sorted(read_steps(reader)) == [
+            (number, t) for number, t in ALL_STEPS[: FILES * ROWS] if number != 5
+        ]
+        assert reader.skipped == 1  # A row group.
+
+
 @pytest.mark.usefixtures("_wide")
 def test_of_a_large_file_only_the_columns_that_are_read_are_requested(
     monkeypatch: pytest.MonkeyPatch,

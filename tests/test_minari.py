@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,9 @@ def test_pictures_of_another_size_than_the_space_are_refused_before_they_are_dec
     write_arrow(path, table.set_column(table.column_names.index("observations"), "observations", bombs))
     with pytest.raises(CorruptData, match="3000"):
         all_rows(tmp_path / "a")
-    with pytest.raises(UnsafeData):
-        open_source(GOLDEN / "images/jpeg-v0", Limits(group_bytes=10_000)).load(0, None)
+    bounded = open_source(GOLDEN / "images/jpeg-v0", Limits(group_bytes=10_000))
+    with closing(bounded), pytest.raises(UnsafeData):
+        bounded.load(0, None)
 
 
 def write_arrow(path: Path, table: pa.Table, **options: Any) -> None:

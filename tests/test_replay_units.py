@@ -16,10 +16,10 @@ from further import further
 from rlio import MultiAgentBatch, ReplayStore, SampleBatch, concat_samples
 from rlio.query.filters import RowFilter
 from rlio.replay.buffers import Buffers
+from rlio.replay.draw_options import draw_of
 from rlio.replay.n_step import NStep
 from rlio.replay.numbers import Numbers
 from rlio.replay.sequences import Sequences, WholeEpisodes, chain_rows
-from rlio.replay.store import draw_of
 from rlio.replay.table import Plan, RowTable
 
 LENGTH = 9

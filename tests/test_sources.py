@@ -19,8 +19,8 @@ from rlio.read_options import ReadOptions
 from rlio.readers import group_source
 from rlio.readers.cold_pass import ColdPass
 from rlio.readers.stored_pass import StoredPass
+from rlio.replay.draw_options import draw_of
 from rlio.replay.draws import Draw
-from rlio.replay.store import draw_of
 from rlio.schemas.folded import Folded
 from rlio.schemas.schema import Schema
 from rlio.source.source import SegmentKey, Source

@@ -11,8 +11,10 @@ import pytest
 
 import rlio
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaConflict, StateError
+from rlio.look import moments
 from rlio.look import stats as stats_module
-from rlio.look.stats import QUANTILES, Stats
+from rlio.look.moments import QUANTILES
+from rlio.look.stats import Stats
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def test_statistics_are_those_of_numpy_over_all_shards(tmp_path: Path) -> None:
 def test_quantiles_of_a_sample_err_as_little_as_stated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats_module, "SAMPLE_ROWS", 4096)
+    monkeypatch.setattr(moments, "SAMPLE_ROWS", 4096)
     # Periodic data, on which a sample of every k-th row would be wrong.
     values = np.tile(np.arange(64.0), 1000)
     data = written(tmp_path / "data", rlio.SampleBatch(rewards=values))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlio.errors import CorruptData
-from rlio.schemas.streams import Streams, StreamTable
+from rlio.schemas.streams import Streams, StreamTable, Times
 
 
 @given(
@@ -71,6 +71,35 @@ def test_a_stream_begins_where_its_first_row_does_and_ends_as_its_last_one_says(
     assert table.streams.rows == [4, 4]
     assert table.streams.t0 == [5, 15]
     assert table.streams.end == ["truncated", "open"]
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("environments", [1, 7])
+def test_many_runs_are_entered_as_their_rows_one_by_one(environments: int, ids: bool) -> None:
+    """Environments that take turns make each row a run; short episodes make many, too."""
+    step, env = np.divmod(np.arange(300), environments)
+    columns: dict[str, Any] = {
+        "env_id": env,
+        "t": step % 3,
+        "rewards": np.arange(300) % 5,
+        "terminateds": (step % 3 == 2) & (env % 2 == 0),
+        "truncateds": (step % 3 == 2) & (env % 2 == 1),
+        "weights_seq_no": step,
+    }
+    if ids:
+        columns["eps_id"] = step // 3 * environments + env
+    times = [(0, Times(10)), (100, Times(20, {5: 7})), (250, Times(30))]
+    together, alone = StreamTable(), StreamTable()
+    found = together.assign("p", columns, 300, times=times)
+    expected = []
+    for row in range(300):
+        own = [(0, of) for first, of in times if first <= row][-1:]
+        expected += alone.assign(
+            "p", {name: values[row : row + 1] for name, values in columns.items()}, 1, times=own
+        ).tolist()
+    assert found.tolist() == expected
+    assert together.streams == alone.streams
+    assert len(together.streams) >= 100
 
 
 def test_policies_agents_and_kinds_of_ids_are_told_apart() -> None:

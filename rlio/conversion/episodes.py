@@ -39,6 +39,7 @@ from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import Source
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import is_uri, mask_secrets
+from rlio.support.calls import closing_on_error
 from rlio.support.spaces import Spaces, pair_of
 
 __all__ = ["EpisodeCutter", "Episodes", "Part", "StoredEpisodes", "episode_key", "open_episodes"]
@@ -564,14 +565,11 @@ def open_episodes(
         if storage_options is not None:
             options["storage_options"] = storage_options
         reader = _opened(src, _as_taken(src, options))
-        try:
+        with closing_on_error(reader):
             if not isinstance(reader, DatasetReader) or isinstance(reader.dataset, JoinedRoots):
                 found = _ReadEpisodes(src, reader, options, policy, keeps_pictures=keeps_pictures)
                 found.layout = layout or found.layout
                 return _checked(found, policy, keeps_batches=keeps_batches)
-        except BaseException:
-            reader.close()
-            raise
         reader.close()
         dataset, taken = reader.dataset, _OF_DATASETS | _OPENING
     spaces = options.pop("spaces", None)

@@ -17,6 +17,7 @@ from rlio.query.filters import RowFilter, RowFunction
 from rlio.read_options import ReadOptions
 from rlio.source.snapshot import DatasetSnapshot
 from rlio.source.source import FileSource
+from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
 if TYPE_CHECKING:
@@ -59,15 +60,12 @@ def source_batches(
     missing: Missing,
 ) -> pa.RecordBatchReader:
     """`record_batches` of other libraries' files, which are closed when all rows are read, or on an error."""
-    try:
+    with closing_on_error(source):
         plan = plan_of(source, options, missing=missing, policy=policy, filter=filter, writers=False)
-    except BaseException:
-        source.close()
-        raise
 
     def read() -> Iterator[pa.RecordBatch]:
         try:
-            for table in source_tables(source, plan, on_error=options.on_error):
+            for table in source_tables(source, plan):
                 yield from table.to_batches()
         finally:
             source.close()

@@ -85,6 +85,11 @@ class FileDataset(OtherFiles, Dataset):
         return self._source.state_identity
 
     @property
+    def sizes(self) -> Sequence[int | None]:
+        """Bytes of each file that holds rows; None: unknown. (): they are in memory."""
+        return self._source.sizes
+
+    @property
     def notes(self) -> Sequence[str]:  # type: ignore[override]  # Likewise.
         """What the format says of its data."""
         return self._source.notes

@@ -7,10 +7,10 @@ write meanwhile. Exports read a data set as one part; Ray Data reads one part pe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.other_names import did_you_mean
 from rlio.catalog.listing import Listing, Segment, ShardRef
+from rlio.dataset.portions import Portion, by_size, part_bytes, portion_spans
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.query.filter_pushdown import check_filter, filter_options, passing
 from rlio.query.filters import RowFilter
@@ -32,25 +33,18 @@ from rlio.schemas.policy_schema import PolicySchema
 from rlio.schemas.schema import Schema
 from rlio.source.selection import GroupOptions, common_columns, counting_of, group_options, with_step_columns
 from rlio.source.snapshot import DatasetSnapshot
-from rlio.source.source import Source, StoredSegment
+from rlio.source.source import FileSource, Source, StoredSegment
 from rlio.source.span_reader import GoneSegments, SegmentGone, Span, SpanReader
 from rlio.storage.filesystem import Storage
-from rlio.support.options import check_count
 
 __all__ = ["PartReader", "Plan", "Rows", "plan_of", "source_tables", "split"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-T = TypeVar("T")
 Missing = Literal["error", "drop", "fill"]
 
 # Largest table in bytes (or one row): the amount that is decoded at once, where stacks are looked up.
 _TABLE_BYTES: Final = 32 << 20
-# Most bytes of shards that one task reads (or one shard).
-_TASK_BYTES: Final = 64 << 20
-# Small data is split too: into at most this many tasks of at least a megabyte, decided by the data alone.
-_TASKS: Final = 32
-_LEAST_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -284,23 +278,12 @@ def split(dataset: DatasetSnapshot, *, tasks: int | None = None) -> list[list[Ro
     Raises:
         OptionError: ``tasks`` is not a whole number, or below 1.
     """
-    tasks = check_count("tasks", tasks, least=1, of="tasks", none="a number by size")
-    total = dataset.bytes()
-    if tasks is None:
-        target = min(_TASK_BYTES, max(_LEAST_BYTES, -(-total // _TASKS)))
-    else:
-        target = max(-(-total // tasks), 1)
     parts: list[list[Rows]] = []
-    done, at = 0, -1
-    for segment in dataset.segments:
-        size = segment.ref.name.size
-        # The middle of a shard decides its part, so the number of parts never exceeds ``tasks``.
-        number = (2 * done + size) // (2 * target)
-        done += size
-        if number != at:
-            parts.append([])
-            at = number
-        _append(parts[-1], segment)
+    sized = [(segment, segment.ref.name.size) for segment in dataset.segments]
+    for segments in by_size(sized, part_bytes(dataset.bytes(), tasks)):
+        parts.append([])
+        for segment in segments:
+            _append(parts[-1], segment)
     return parts
 
 
@@ -382,34 +365,33 @@ class PartReader:
             logger.warning("skipped %d rows of %s, which are missing: %s", rows, dataset.uri, where)
 
 
-def source_tables(source: Source, plan: Plan, *, on_error: Literal["raise", "skip"]) -> Iterator[pa.Table]:
-    """Yield the rows of any source as tables, group by group; nothing if it has no rows.
+def source_tables(
+    source: FileSource, plan: Plan, part: Sequence[Portion] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of other libraries' files as tables, group by group; nothing if there are no rows.
+
+    Args:
+        source: The files.
+        plan: What to read.
+        part: What to read of them; None: all.
 
     Raises:
-        CorruptData: Rows are damaged or missing; with ``on_error="skip"`` they are counted and logged.
+        CorruptData: Rows are damaged or missing; a plan that skips damage counts and logs them.
     """
-    missing = GoneSegments(on_error)
+    gone = GoneSegments("skip" if plan.options.skip_damage else "raise")
     reader = SpanReader(
-        source, plan.options, counting_of(source, plan.options.columns), given_up=missing.given_up
+        source, plan.options, counting_of(source, plan.options.columns), given_up=gone.given_up
     )
     search = reader.with_options(plan.filter_options, counting_of(source, plan.filter_options.columns))
 
-    def again(read: Callable[[], T]) -> T:
-        while True:
-            try:
-                return read()
-            except SegmentGone as gone:
-                missing.miss(gone)
-
-    def read_span(segment: StoredSegment, span: Span) -> list[Batch]:
+    def read_span(segment: StoredSegment, span: Span, _: Source) -> list[Batch]:
         chosen = _passing(plan, search, segment, span)
         return list(_of_span(plan, reader, segment, span, chosen))
 
-    for segment in source.segments:
-        for span in again(partial(reader.spans, segment)):
-            for batch in again(partial(read_span, segment, span)):
-                if batch.agent_steps():
-                    yield plan.shows(to_table(_finished(plan, batch, segment.writer), plan.layout))
+    for segment, span in portion_spans(reader, gone, part):
+        for batch in gone.read(source, partial(read_span, segment, span)):
+            if batch.agent_steps():
+                yield plan.shows(to_table(_finished(plan, batch, segment.writer), plan.layout))
 
 
 def _finished(plan: Plan, batch: Batch, writer: str) -> Batch:

@@ -41,9 +41,10 @@ from rlio.query.order import rank_of
 from rlio.query.positions import check_seed, draw_seed
 from rlio.read_options import ReadOptions
 from rlio.reader import InputReader, JsonState, Unit
+from rlio.replay.draw_options import LiveDrawKeywords, draw_of
 from rlio.replay.priorities import Prioritised
 from rlio.replay.samplers import PrioritisedSampler, UniformSampler
-from rlio.replay.store import LiveDrawKeywords, ReplayStore, draw_of
+from rlio.replay.store import ReplayStore
 from rlio.source.snapshot import rows_waiting
 from rlio.storage.filesystem import Storage
 from rlio.support.forks import Owner

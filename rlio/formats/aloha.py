@@ -21,6 +21,7 @@ from rlio.formats.tables.hdf5 import Hdf5Table
 from rlio.formats.tables.mapping import MappedSource
 from rlio.limits import Limits
 from rlio.mapping import DERIVE, Mapping
+from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice
 
 _OBS: Final = "observations"
@@ -38,7 +39,6 @@ FORMAT = Format(
         endings=(".hdf5", ".h5"),
     ),
     source="rlio.formats.aloha:open_aloha",
-    advice="read it with rlio.read",
     about="A file is an episode, which is truncated. Final observations and rewards are not stored.",
 )
 
@@ -56,7 +56,7 @@ def open_aloha(place: Place, *, limits: Limits, images: Literal["read", "skip"] 
     """
     check_choice("images", images, ("read", "skip"))
     table = Hdf5Table(place, limits=limits)
-    try:
+    with closing_on_error(table):
         obs: dict[str, Any] = {name: f"{_OBS}/{name}" for name in table.tree().get(_OBS, ())}
         left_out = [f"{_OBS}/{name}" for name in _IMAGES if images == "skip" and obs.pop(name, None)]
         if {*_IMAGES} & obs.keys() and table.attribute("compress"):
@@ -69,9 +69,6 @@ def open_aloha(place: Place, *, limits: Limits, images: Literal["read", "skip"] 
         more, others = table.further(known=(_OBS, _ACTION), like=_ACTION)
         columns: dict[str, Any] = {Columns.OBS: obs, Columns.ACTIONS: _ACTION, **more}
         source = MappedSource(table, Mapping(columns, per_file=True, next_obs=DERIVE))
-    except BaseException:
-        table.close()
-        raise
     source.notes.append(
         "Rewards and reasons of ends are not stored: an episode is truncated where its file ends."
     )

@@ -16,9 +16,10 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData
+from rlio.formats.files.step_rows import flags_of, flat
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat
+from rlio.formats.hdf5_source import Hdf5Source
 from rlio.source.episodes import without_final_obs
 
 FORMAT = Format(
@@ -26,7 +27,6 @@ FORMAT = Format(
     title="d3rlpy 1",
     marks=Marks(hdf5=lambda paths: {"observations", "episode_terminals"} <= paths, endings=(".h5", ".hdf5")),
     source="rlio.formats.d3rlpy_1:D3rlpy1Source",
-    advice="read it with rlio.read",
     about="Final observations are not stored. Episodes that end without a terminal are truncated.",
 )
 
@@ -59,7 +59,7 @@ class D3rlpy1Source(Hdf5Source):
         start, stop = first + rows.start, first + rows.stop
         found = {
             name: self._handles.read(
-                self._dataset(number, path), start, min(stop + (name == Columns.OBS), last)
+                self._handles.checked(number, path), start, min(stop + (name == Columns.OBS), last)
             )
             for path, name in _COLUMNS.items()
         }

@@ -16,10 +16,11 @@ from typing import Any
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, MissingColumn, UnknownLayout, excerpt
+from rlio.formats.files.step_rows import flags_of, flat, one_more
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
+from rlio.formats.hdf5_source import Hdf5Source
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
@@ -49,7 +50,6 @@ FORMAT = Format(
         row_shape=False,
         dtypes=False,
     ),
-    advice="read it with rlio.read",
     about="Final observations are not stored. Episodes that are not terminated are truncated.",
 )
 

@@ -274,7 +274,7 @@ class Format:
     rootless: str = ""
     home: tuple[str, str] | None = None
     remote: str | None = None
-    advice: str = ""
+    advice: str = "read it with rlio.read"
     about: str = ""
 
     @property

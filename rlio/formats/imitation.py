@@ -19,13 +19,14 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.formats.files.arrow_columns import to_column
+from rlio.formats.files.step_rows import flags_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.tables.hugging_face import saved_table
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile, each_file
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 _NAMES: Final = frozenset(("obs", "acts", "infos", "terminal"))
@@ -41,7 +42,6 @@ FORMAT = Format(
     within="huggingface",
     source="rlio.formats.imitation:ImitationSource",
     root=("state.json",),
-    advice="read it with rlio.read",
     about="All observations are read. Objects in infos stay the JSON that jsonpickle made of them.",
 )
 
@@ -69,7 +69,7 @@ class ImitationSource:
         #: Of each episode: number of the file, of the piece, and the row in it.
         self._places: list[tuple[int, int, int]] = []
         self._has_infos = False
-        try:
+        with closing_on_error(self):
             names = self._table.names
             if missing := sorted(_NAMES - {*names}):
                 raise SchemaError(f"found the columns {excerpt(names)}, expected {missing}", uri=self.uri)
@@ -80,9 +80,6 @@ class ImitationSource:
             self.row_bytes: int = measure_first(
                 range(len(self.lengths)), lambda episode: self.load(episode, None)
             )
-        except BaseException:
-            self.close()
-            raise
         if any(terminal for terminal in self._terminals()):
             self.notes.append(
                 "terminal is also true where a time limit ended an episode: it is read as terminated, unless "

@@ -24,6 +24,7 @@ from rlio.formats.tables.mapping import MappedSource
 from rlio.limits import Limits
 from rlio.mapping import DERIVE, Mapping
 from rlio.storage import InputFile, open_input
+from rlio.support.calls import closing_on_error
 
 _KNOWN: Final = ("obs", "actions", "rewards", "terminated", "truncated")
 _FLAGS: Final = ("terminated", "truncated")
@@ -40,7 +41,6 @@ FORMAT = Format(
     title="ManiSkill",
     marks=Marks(hdf5=_is_maniskill, json=with_all_of({"env_info", "episodes"}), endings=(".h5", ".hdf5")),
     source="rlio.formats.maniskill:open_maniskill",
-    advice="read it with rlio.read",
     about="All observations and both flags are read, and the environment's id from the JSON file beside it.",
 )
 
@@ -55,7 +55,7 @@ def open_maniskill(place: Place, *, limits: Limits) -> MappedSource:
     files = tuple(_with_ending(file, ".h5") if file.path.endswith(".json") else file for file in place.files)
     place = Place(files[0].uri, None, files)
     table = Hdf5Table(place, limits=limits, last_only=_FLAGS)
-    try:
+    with closing_on_error(table):
         names = table.tree("traj_*")
         if "obs" not in names:
             raise MissingColumn(
@@ -79,9 +79,6 @@ def open_maniskill(place: Place, *, limits: Limits) -> MappedSource:
             ),
         )
         source.origin = _origin(place, table, limits)
-    except BaseException:
-        table.close()
-        raise
     if table.early:
         source.notes.append(
             f"Rows before the last are marked as ends in {len(table.early)} trajectories: rlio reads them as "

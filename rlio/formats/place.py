@@ -33,18 +33,18 @@ from rlio.formats.format import (
 from rlio.formats.tables.mapping import by_own_names
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.damage import damage_named
-from rlio.source.episodes import EpisodeFiles, EpisodeSource
+from rlio.source.episodes import EpisodeFiles
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import is_glob
 from rlio.storage.paths import StrPath, is_uri
+from rlio.support.calls import closing_on_error
 from rlio.support.options import option_names, refuse_unknown
 from rlio.support.spaces import Spaces
 
 __all__ = [
     "Place",
     "about_format",
-    "closed_on_error",
     "locate_format",
     "open_episode_files",
     "open_place",
@@ -285,16 +285,8 @@ def open_episode_files(
     own = dict(format_options or {})
     found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
     source = open_source(found, place, own, limits=limits)
-    return closed_on_error(source, about_format(found, own), spaces=spaces, on_error=on_error)
-
-
-def closed_on_error(layout: EpisodeSource, about: Mapping[str, Any], **options: Any) -> EpisodeFiles:
-    """The episodes as a source; closes them if it cannot be made."""
-    try:
-        return EpisodeFiles(layout, about=about, **options)
-    except BaseException:
-        layout.close()
-        raise
+    with closing_on_error(source):
+        return EpisodeFiles(source, about=about_format(found, own), spaces=spaces, on_error=on_error)
 
 
 def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:

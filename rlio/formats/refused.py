@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlio.formats.format import Format, Marks
+from rlio.formats.format import Format, Marks, with_all_of
 
 __all__ = ["FORMATS"]
 
@@ -75,5 +75,14 @@ FORMATS: Final = (
         (".xlsx", ".xls", ".ods"),
         "load it with pandas.read_excel(path), and pass the frame to "
         "rlio.read(frame, mapping=rlio.Mapping(columns=...))",
+    ),
+    Format(
+        name="vault",
+        title="Flashbax Vault",  # Arrays of zarr in one OCDBT store.
+        marks=Marks(json=with_all_of({"structure_shape", "structure_dtype"})),
+        advice=(
+            "rlio does not read it yet; load it with its own library and write each episode as a SampleBatch "
+            "(obs, new_obs, actions, rewards, terminateds, truncateds, eps_id, t) with rlio.ParquetWriter"
+        ),
     ),
 )

@@ -21,9 +21,8 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -44,17 +43,18 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object
+from rlio.formats.files.step_rows import flags_of, flat
 from rlio.formats.files.tf_records import BYTES, FLOATS, INTS, Example, RecordFile, Values, floats_of, ints_of
 from rlio.formats.format import Format, Marks, with_all_of
-from rlio.formats.hdf5_source import flags_of, flat
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.source.episodes import with_next_obs, without_final_obs
 from rlio.storage import InputFile, InputFiles, each_file
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 from rlio.support.options import check_choice
 from rlio.support.progress import reached
@@ -68,7 +68,6 @@ FORMAT = Format(
     ),
     source="rlio.formats.rlds:RldsSource",
     root=("features.json", "dataset_info.json"),
-    advice="read it with rlio.read",
     about="The last step of an episode is its final observation. Without is_terminal, ends are truncations.",
 )
 
@@ -183,15 +182,12 @@ class RldsSource:
         self._checked: set[int] = set()
         self._held: tuple[int, _Opened] | None = None
         self._open: OpenFiles[int, RecordFile] = OpenFiles(_OPEN_FILES, close=RecordFile.close)
-        try:
+        with closing_on_error(self):
             for number in each_file(self.files):
-                index = partial(self._index, number, counts[number][2])
-                guarded(self.files[number], None, index, format="RLDS")
+                with Guard(self.files[number], format="RLDS"):
+                    self._index(number, counts[number][2])
             self._check_ended()
             self.row_bytes: int = self._measured()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def notes(self) -> list[str]:
@@ -359,7 +355,7 @@ class RldsSource:
                 number, *place = self._places[0]
                 with contextlib.suppress(CorruptData):  # `load` raises it.
                     example = self._file(number).glance(*place)
-                    shown = self._part(example, {}, path, feature, range(1))
+                    shown = self._part(_Opened(example, {}, {}), path, feature, range(1))
                     shape = (len(shown[0]), *feature.shape) if feature.is_list else row_type(shown)[1]
                     feature = replace(feature, shape=shape)
             wide += (1 + (path[0] == "observation")) * _row_bytes(feature)
@@ -368,23 +364,18 @@ class RldsSource:
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         number, start, size = self._places[episode]
-
-        def rows() -> SampleBatch:
+        with self._guarded(episode):
             example = Example.of(self._file(number).read(start, size), self._limits)
             return self._rows(episode, _Opened(example, {}, {}), range(self.lengths[episode]), columns)
 
-        return self._guarded(episode, rows)
-
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
-        return self._guarded(
-            episode, lambda: self._rows(episode, self._found(episode), range(start, stop), columns)
-        )
+        with self._guarded(episode):
+            return self._rows(episode, self._found(episode), range(start, stop), columns)
 
-    def _guarded(self, episode: int, action: Callable[[], SampleBatch]) -> SampleBatch:
-        file = self.files[self._places[episode][0]]
+    def _guarded(self, episode: int) -> Guard:
         self._piece = self._allowance.piece()
-        return guarded(file, episode, action, format="RLDS")
+        return Guard(self.files[self._places[episode][0]], episode, format="RLDS")
 
     def _found(self, episode: int) -> _Opened:
         """The features of an episode, whose values stay in the file."""
@@ -400,7 +391,7 @@ class RldsSource:
     def _rows(
         self, episode: int, opened: _Opened, part: range, columns: frozenset[str] | None
     ) -> SampleBatch:
-        example, bounds, ends = opened
+        example, ends = opened.example, opened.ends
         if not ends:
             ends.update(self._ends(example))
         total, is_over, is_terminal = len(ends[_LAST]), bool(ends[_LAST][-1]), bool(ends[_TERMINAL][-1])
@@ -410,16 +401,7 @@ class RldsSource:
             raise CorruptData(f"the episode has {steps} steps, expected {self.lengths[episode]}")
         # One step more, which has the next observation of the last row.
         shown = range(part.start, min(part.stop + 1, total))
-        parts: dict[_Path, NDArray[Any]] = {}
-        for path, feature in self._steps.items():
-            if path[0] in ends or not _is_wanted(path[0], columns):
-                continue
-            if len(shown) < total or feature.is_list:
-                parts[path] = self._part(example, bounds, path, feature, shown, total)
-            else:
-                parts[path] = self._column(example, (_STEPS, *path), feature)
-                _check_steps(path, len(parts[path]), total)
-        found: dict[str, Any] = unflatten(parts, parts.values())
+        found = self._of_steps(opened, shown, total, columns)
         rows: dict[str, Any] = {}
         if "observation" in found:
             goes_on = len(shown) > len(part)
@@ -438,17 +420,35 @@ class RldsSource:
             cut = map_structure(lambda leaf: leaf[: len(part)], values)
             rows[_COLUMNS.get(name, name)] = flat(cut) if name == "reward" else cut
         rows |= flags_of(part, steps, terminated=is_terminal, truncated=is_over and not is_terminal)
+        return SampleBatch(rows | self._of_episode(example, len(part), columns))
+
+    def _of_steps(
+        self, opened: _Opened, shown: range, total: int, columns: frozenset[str] | None
+    ) -> dict[str, Any]:
+        """The features of some of the ``total`` steps, but for the flags."""
+        parts: dict[_Path, NDArray[Any]] = {}
+        for path, feature in self._steps.items():
+            if path[0] in opened.ends or not _is_wanted(path[0], columns):
+                continue
+            if len(shown) < total or feature.is_list:
+                parts[path] = self._part(opened, path, feature, shown, total)
+            else:
+                parts[path] = self._column(opened.example, (_STEPS, *path), feature)
+                _check_steps(path, len(parts[path]), total)
+        found: dict[str, Any] = unflatten(parts, parts.values())
+        return found
+
+    def _of_episode(self, example: Example, rows: int, columns: frozenset[str] | None) -> dict[str, Any]:
+        """The features of the episode, the same in all rows."""
+        found = {}
         for path, feature in self._about.items():
             name = "/".join(path)
             if columns is None or name in columns:
                 (value,) = self._column(example, path, feature)
                 # A text is one object in all rows: an array of texts would repeat it.
-                rows[name] = (
-                    np.full(len(part), value.item(), object)
-                    if value.dtype.kind == "U"
-                    else (np.full(len(part), value))
-                )
-        return SampleBatch(rows)
+                is_text = value.dtype.kind == "U"
+                found[name] = np.full(rows, value.item(), object) if is_text else np.full(rows, value)
+        return found
 
     def _ends(self, example: Example) -> dict[str, NDArray[Any]]:
         """The flags of all steps, of which only the first may begin the episode and the last may end it."""
@@ -473,17 +473,12 @@ class RldsSource:
         return found
 
     def _part(
-        self,
-        example: Example,
-        bounds: _Bounds,
-        path: _Path,
-        feature: _Feature,
-        rows: range,
-        steps: int | None = None,
+        self, opened: _Opened, path: _Path, feature: _Feature, rows: range, steps: int | None = None
     ) -> NDArray[Any]:
         """The values of some steps of a feature, which must have ``steps`` if they are given."""
         if feature.is_list:
-            return self._lists(example, bounds, path, feature, rows, steps)
+            return self._lists(opened, path, feature, rows, steps)
+        example, bounds, _ = opened
         values = _values(example, (_STEPS, *path), feature)
         with in_column("/".join((_STEPS, *path))):
             if path not in bounds:
@@ -498,27 +493,19 @@ class RldsSource:
             return self._array(example.some(values, start, stop), feature)
 
     def _lists(
-        self,
-        example: Example,
-        bounds: _Bounds,
-        path: _Path,
-        feature: _Feature,
-        rows: range,
-        steps: int | None,
+        self, opened: _Opened, path: _Path, feature: _Feature, rows: range, steps: int | None
     ) -> NDArray[Any]:
         """See `_part`, of a sequence in each step: rows of a `Ragged`."""
-        if (ends := bounds.get(path)) is None:
-            lengths = self._column(example, (_STEPS, *path, _LENGTHS), _LENGTH)
+        if (ends := opened.bounds.get(path)) is None:
+            lengths = self._column(opened.example, (_STEPS, *path, _LENGTHS), _LENGTH)
             if (lengths < 0).any():
                 raise CorruptData("a sequence has less than no items", column="/".join((_STEPS, *path)))
-            ends = bounds[path] = np.cumsum([0, *lengths])
+            ends = opened.bounds[path] = np.cumsum([0, *lengths])
         _check_steps(path, len(ends) - 1, steps)
         own = ends[rows.start : rows.stop + 1]
         items = replace(feature, is_list=False)
         self._piece.spend(_TEXT_BYTES * len(own))
-        values = self._part(
-            example, bounds, (*path, _ITEMS), items, range(int(own[0]), int(own[-1])), int(ends[-1])
-        )
+        values = self._part(opened, (*path, _ITEMS), items, range(int(own[0]), int(own[-1])), int(ends[-1]))
         return Ragged(values, own - own[0]).rows()
 
     def _column(self, example: Example, path: _Path, feature: _Feature) -> NDArray[Any]:

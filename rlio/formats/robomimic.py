@@ -32,10 +32,12 @@ from rlio.batch import SampleBatch
 from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
+from rlio.formats.files.hdf5_files import leaves_of
+from rlio.formats.files.step_rows import flags_of, flat, one_more
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.hdf5_sink import Hdf5Sink
-from rlio.formats.hdf5_source import Hdf5Source, flags_of, flat, one_more
+from rlio.formats.hdf5_source import Hdf5Source
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.limits import Limits
@@ -63,7 +65,6 @@ FORMAT = Format(
         start=False,
         environment="robomimic",
     ),
-    advice="read it with rlio.read",
     about="A demonstration is an episode. Truncation is not stored: without done, it is unfinished.",
 )
 
@@ -105,7 +106,7 @@ class RobomimicSource(Hdf5Source):
         super().__init__(place, limits=limits)
 
     def _index(self, number: int) -> Iterator[tuple[str, int]]:
-        data = self._member(number, "data")
+        data = self._handles.member(number, "data")
         about = data.attrs.get("env_args")
         if isinstance(about, str) and number == 0:
             self.origin = Origin(uri=self.uri, env=about)
@@ -165,8 +166,8 @@ class RobomimicSource(Hdf5Source):
         return steps, self._values(number, f"data/{name}/dones")
 
     def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
-        if self._member(number, f"mask/{mask}") is None:
-            known = self._member(number, "mask")
+        if self._handles.member(number, f"mask/{mask}") is None:
+            known = self._handles.member(number, "mask")
             raise OptionError(f"mask={excerpt(mask)}: expected one of {excerpt(list(known or ()))}")
         found = self._values(number, f"mask/{mask}").tolist()
         chosen = {name.decode() if isinstance(name, bytes) else str(name) for name in found}
@@ -181,7 +182,7 @@ class RobomimicSource(Hdf5Source):
         if (number, key) in self._damaged:
             raise CorruptData(self._damaged[number, key])
         root = f"data/{key}"
-        group = self._member(number, root)
+        group = self._handles.member(number, root)
         if "next_obs" in group:
             columns = {
                 name: self._observations(number, f"{root}/{path}", rows, steps)
@@ -199,12 +200,14 @@ class RobomimicSource(Hdf5Source):
         columns[Columns.TERMINATEDS] = flags_of(rows, steps, terminated=done, truncated=False)[
             Columns.TERMINATEDS
         ]  # Whether an episode was truncated is not stored.
-        for name in self._beside_names:
+        for name in self._beside or ():
             columns[name] = self._nested(number, f"{root}/{name}", rows, steps)
         return SampleBatch(columns)
 
     def _is_done(self, number: int, path: str, steps: int) -> bool:
-        return bool(flags_in("dones", self._handles.read(self._dataset(number, path), steps - 1, steps))[0])
+        return bool(
+            flags_in("dones", self._handles.read(self._handles.checked(number, path), steps - 1, steps))[0]
+        )
 
     def _look_beside(self, number: int, demo: str, group: Any, members: Sequence[str], steps: int) -> None:
         """Note what a demonstration has of each step besides the columns that robomimic knows."""
@@ -238,9 +241,9 @@ class RobomimicSource(Hdf5Source):
         except SchemaError:  # Nothing is in it.
             return None
         found: _Kinds = {}
-        for key in _keys_of(tree):
+        for key in leaves_of(tree):
             try:
-                member = self._dataset(number, path + key)
+                member = self._handles.checked(number, path + key)
             except UnsafeData:
                 return None
             if member.shape[:1] != (steps,) or member.dtype.kind not in "biuf":
@@ -251,7 +254,7 @@ class RobomimicSource(Hdf5Source):
     def _steps(self, number: int, path: str) -> int:
         """The rows of a dataset, or of the first one in a group."""
         tree = self._handles.tree(number, path)
-        return self._rows_in(number, path + _keys_of(tree)[0])
+        return self._rows_in(number, leaves_of(tree, path)[0])
 
     def _nested(self, number: int, path: str, rows: range, steps: int) -> Any:
         """Rows of a dataset, or of those in a group."""
@@ -264,25 +267,14 @@ class RobomimicSource(Hdf5Source):
         return read(path, self._handles.tree(number, path))
 
     @property
-    def _beside_names(self) -> list[str]:
-        return list(self._beside or ())
-
-    @property
     def left_out(self) -> list[str]:
         """Members of demonstrations that are not read."""
         return sorted(self._left_out)
 
     def _observations(self, number: int, path: str, rows: range, steps: int) -> Any:
         found = self._nested(number, path, rows, steps)
-        plain = self._member(number, "data").attrs.get(_PLAIN)
+        plain = self._handles.member(number, "data").attrs.get(_PLAIN)
         return found.get(plain, found) if isinstance(found, dict) else found
-
-
-def _keys_of(tree: Any, path: str = "") -> list[str]:
-    """The paths of the datasets in `Hdf5Files.tree`, each with a slash before it."""
-    if not isinstance(tree, dict):
-        return [path]
-    return [key for name, inner in tree.items() for key in _keys_of(inner, f"{path}/{name}")]
 
 
 class RobomimicSink(Hdf5Sink):

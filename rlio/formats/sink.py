@@ -19,6 +19,7 @@ from rlio.batch.arrays import concat_leaves, row_count, to_numpy, zero_leaf
 from rlio.batch.columns import AGENT_ID, Columns
 from rlio.batch.episode import Episode
 from rlio.batch.nested import map_structure
+from rlio.formats.files.step_rows import flags_of
 from rlio.storage.filesystem import Storage
 
 __all__ = ["MARKER", "EpisodeSink", "Origin", "PreparedEpisode"]
@@ -116,9 +117,8 @@ class PreparedEpisode:
     @property
     def ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Whether each step terminates, and truncates the episode."""
-        found = np.zeros((2, len(self)), np.bool_)
-        found[:, -1:] = [[self.terminated], [self.truncated]]
-        return found[0], found[1]
+        found = flags_of(len(self), terminated=self.terminated, truncated=self.truncated)
+        return found[Columns.TERMINATEDS], found[Columns.TRUNCATEDS]
 
     def rows(self) -> SampleBatch:
         """A row a step by rlio's names, with ``new_obs_valid``: all episodes have the same columns."""

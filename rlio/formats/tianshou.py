@@ -27,9 +27,10 @@ import numpy as np
 from rlio.batch import SampleBatch
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
+from rlio.formats.files.step_rows import cut_ranges, flags_of, flat, one_more, ranges_of
 from rlio.formats.files.value_arrays import flags_in
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import Hdf5Source, cut_ranges, flags_of, flat, one_more, ranges_of
+from rlio.formats.hdf5_source import Hdf5Source
 from rlio.source.episodes import without_final_obs
 
 FORMAT = Format(
@@ -40,7 +41,6 @@ FORMAT = Format(
         endings=(".hdf5", ".h5"),
     ),
     source="rlio.formats.tianshou:TianshouSource",
-    advice="read it with rlio.read",
     about=(
         "The valid rows of the ring, in the order in which they were added. Episodes at its ends may be "
         "parts. Pickled arrays are left out. Buffers with save_only_last_obs are refused."
@@ -62,7 +62,7 @@ class TianshouSource(Hdf5Source):
         rows = self._rows_in(number, "_meta/rew")
         self._check_frames(number)
         self._check_rows(number, [f"_meta/{name}" for name in ("act", *_FLAGS)], rows)
-        shapes = [self._dataset(number, f"_meta/{name}").shape[1:] for name in _FLAGS]
+        shapes = [self._handles.checked(number, f"_meta/{name}").shape[1:] for name in _FLAGS]
         if any(shape not in ((), (1,)) for shape in shapes):
             raise UnknownLayout(
                 f"found flags of the shapes {excerpt(shapes)} a row, expected one a row",
@@ -90,7 +90,7 @@ class TianshouSource(Hdf5Source):
             )
         if (stacked := int(options.get("stack_num", 1))) > 1:
             self._note(f"The buffer stacks {stacked} observations when it is sampled; a row has one.")
-        unread = sorted({*self._member(number, "_meta")} - {*_COLUMNS, *_FLAGS, *_ALSO})
+        unread = sorted({*self._handles.member(number, "_meta")} - {*_COLUMNS, *_FLAGS, *_ALSO})
         if unread:
             self._note(f"These members of _meta are not read: {excerpt(unread)}.")
 
@@ -100,7 +100,7 @@ class TianshouSource(Hdf5Source):
 
     def _rings(self, number: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """First row, capacity, valid rows, and the oldest of them, of each ring."""
-        if self._member(number, "_offset") is not None:
+        if self._handles.member(number, "_offset") is not None:
             offsets = self._values(number, "_offset").tolist()
             lengths = self._values(number, "_lengths").tolist()
             newest = self._values(number, "last_index").tolist()
@@ -127,7 +127,7 @@ class TianshouSource(Hdf5Source):
 
     def _rows(self, number: int, key: _Key, rows: range, steps: int) -> SampleBatch:
         whole, terminated, truncated = key
-        derives = self._member(number, "_meta/obs_next") is None
+        derives = self._handles.member(number, "_meta/obs_next") is None
         ranges = cut_ranges(whole, rows)
         found = {
             name: self._column(
@@ -147,7 +147,7 @@ class TianshouSource(Hdf5Source):
         else:
             after = self._column(number, "_meta/obs_next", ranges)
             columns = {Columns.OBS: found[Columns.OBS], Columns.NEXT_OBS: after, **columns}
-        info = self._member(number, "_meta/info")
+        info = self._handles.member(number, "_meta/info")
         if info is not None and self._handles.is_group(info):
             for name in info:
                 try:
@@ -159,10 +159,10 @@ class TianshouSource(Hdf5Source):
         return SampleBatch(columns)
 
     def _column(self, number: int, path: str, ranges: _Ranges) -> Any:
-        member = self._member(number, path)
+        member = self._handles.member(number, path)
         if self._handles.is_group(member):
             return {name: self._column(number, f"{path}/{name}", ranges) for name in member}
-        dataset = self._dataset(number, path)
+        dataset = self._handles.checked(number, path)
         if dataset.attrs.get("__data_type__") not in (None, "ndarray"):
             raise UnsafeData(f"{path} is pickled: expected an array")
         if dataset.shape[0] < ranges[-1][1]:

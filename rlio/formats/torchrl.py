@@ -36,14 +36,15 @@ from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.errors import CorruptData, MissingColumn, OptionError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import NUMBERS, OURS, read_object, whole_number
+from rlio.formats.files.step_rows import flat, ranges_of
 from rlio.formats.format import Format, Marks
-from rlio.formats.hdf5_source import flat, ranges_of
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.storage import InputFile, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 
 FORMAT = Format(
     name="torchrl",
@@ -51,7 +52,6 @@ FORMAT = Format(
     marks=Marks(json=lambda found: "tensordict" in str(found.get("_class", found.get("_type", "")))),
     source="rlio.formats.torchrl:TorchrlSource",
     root=("storage/meta.json", "meta.json"),
-    advice="read it with rlio.read",
     about=(
         "A dumped buffer or a TensorDict with the keys of TED. Episodes at a ring's ends may be parts. "
         "Buffers of several dimensions, and those of other writers than the round-robin one, are refused."
@@ -117,11 +117,8 @@ class TorchrlSource:
         #: Of each episode: ranges of rows, in its order.
         self._ranges: list[list[tuple[int, int]]] = []
         self.lengths: list[int] = []
-        try:
+        with closing_on_error(self):
             self._index()
-        except BaseException:
-            self.close()
-            raise
         if self._left_out:
             self.notes.append(f"Not read: {excerpt(self._left_out)}.")
 
@@ -385,8 +382,7 @@ class TorchrlSource:
     def _read(self, leaf: _Leaf, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
         """Rows of a tensor as a new array."""
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
-
-        def read() -> NDArray[Any]:
+        with Guard(leaf.file, format="TorchRL"):
             stream = self._open.get(leaf.file.uri)
             if stream is None:
                 stream = self._open.add(leaf.file.uri, open_input(leaf.file))
@@ -401,8 +397,6 @@ class TorchrlSource:
                 raise CorruptData("found bools other than 0 and 1")
             rows = sum(stop - start for start, stop in ranges)
             return np.frombuffer(data, leaf.dtype).reshape(rows, *leaf.shape)
-
-        return guarded(leaf.file, None, read, format="TorchRL")
 
     def close(self) -> None:
         """Close all files."""

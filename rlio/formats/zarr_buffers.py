@@ -16,7 +16,6 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from rlio.batch.columns import Columns
 from rlio.batch.other_names import MEANT
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import read_object
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks
@@ -51,7 +50,6 @@ FORMAT = Format(
     source="rlio.formats.zarr_buffers:open_buffer",
     table="rlio.formats.zarr_buffers:ZarrTable",
     root=_ROOTS,
-    advice="read it with rlio.read",
     about="Final observations are not stored, and all ends are truncations.",
 )
 
@@ -92,7 +90,8 @@ class ZarrTable(Table):
         super().__init__(place.uri, [place.file(next(path for path in _ROOTS if root.exists(path)))])
         self._arrays = _Arrays(root, limits)
         self._file = self.files[0]
-        ends = self._guarded(lambda: self._arrays.rows(_ENDS, 0, None)).astype(np.int64)
+        with self._guarded():
+            ends = self._arrays.rows(_ENDS, 0, None).astype(np.int64)
         if ends.ndim != 1 or (np.diff(ends, prepend=0) < 0).any():
             found = excerpt(ends.tolist())
             raise CorruptData(f"episode_ends is {found}, expected row numbers that grow", uri=self.uri)
@@ -104,7 +103,9 @@ class ZarrTable(Table):
         self.unread: dict[str, UnknownLayout | SchemaError] = {}
         for name in names:
             try:
-                if (about := self._guarded(partial(self._arrays.look, f"data/{name}"))) is not None:
+                with self._guarded():
+                    about = self._arrays.look(f"data/{name}")
+                if about is not None:
                     self.arrays[name] = about
             except (UnknownLayout, SchemaError) as error:
                 self.unread[name] = error
@@ -114,8 +115,8 @@ class ZarrTable(Table):
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
-        return guarded(self._file, None, action, format="zarr")
+    def _guarded(self) -> Guard:
+        return Guard(self._file, format="zarr")
 
     def suggested(self) -> str:
         """See `Table`: the buffer itself states where episodes end."""
@@ -143,7 +144,8 @@ class ZarrTable(Table):
         return found
 
     def _values(self, name: str, rows: Rows) -> NDArray[Any]:
-        values: NDArray[Any] = self._guarded(lambda: self._arrays.rows(f"data/{name}", rows.start, rows.stop))
+        with self._guarded():
+            values = self._arrays.rows(f"data/{name}", rows.start, rows.stop)
         return values if rows.keep is None else values[rows.keep]
 
 

@@ -19,7 +19,6 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -27,18 +26,21 @@ from numpy.typing import NDArray
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
 from rlio.batch.arrays import to_numpy
-from rlio.batch.columns import Columns, is_per_sequence
-from rlio.batch.infos import mask_path
+from rlio.batch.columns import Columns
 from rlio.batch.nested import Path, leaves, unflatten
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, excerpt
 from rlio.look.kept import keep, kept_path, read_kept
+from rlio.look.moments import LeafStats, Moments, Sample
+from rlio.look.numeric_columns import (
+    is_numeric,
+    named_leaves,
+    numbers_of,
+    wanted_leaves,
+)
 from rlio.read_options import ReadOptions
-from rlio.schemas.column import TEXTS
-from rlio.schemas.filling import joint_columns
 from rlio.schemas.folded import unfold
 from rlio.schemas.leaves import Leaf, column_of_name, is_in, is_named, leaf_name
-from rlio.schemas.policy_schema import PolicySchema, advice_for_column
 from rlio.schemas.schema import canonical_json
 from rlio.source.selection import counting_of, group_options, with_step_columns
 from rlio.source.source import Source
@@ -50,58 +52,13 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 Missing: TypeAlias = Literal["error", "drop", "fill"]
 
-#: Name -> the share of the values below it.
-QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-#: Rows from which quantiles are computed, at most; fewer if rows are wide.
-SAMPLE_ROWS: Final = 1 << 16
-_SAMPLE_BYTES: Final = 64 << 20
-# Values that are processed at once: they fit the processor's cache.
-_CHUNK_VALUES: Final = 1 << 17
 # Bytes of rows whose frame stacks are looked up at once.
 _PART_BYTES: Final = 32 << 20
 # Grows with every change of the numbers or of their file.
 _VERSION: Final = 4
-# Numbers that name rows, and the column that repeats another one.
-_LEFT_OUT: Final = frozenset(
-    (
-        Columns.NEXT_OBS,
-        Columns.EPS_ID,
-        Columns.UNROLL_ID,
-        Columns.AGENT_INDEX,
-        Columns.ENV_ID,
-        Columns.ENV_SEED,
-    )
-)
 
 Method: TypeAlias = Literal["mean_std", "min_max"]
 _METHODS: Final = ("mean_std", "min_max")
-
-
-@dataclass(frozen=True)
-class LeafStats:
-    """Statistics of one array of a column, for each of its values in a row (shape (): one value a row).
-
-    Attributes:
-        count: Finite values, int64. The other statistics are of these, float64; NaN if there are none.
-        mean, std: Mean and standard deviation (divided by ``count``).
-        min, max: Least and greatest value.
-        q01, q10, q50, q90, q99: Quantiles. Exact for up to 65,536 rows (fewer if a row is wider than 1 KiB).
-            Otherwise from a random sample of as many rows: their rank then errs by 0.2 % (one standard
-            deviation) at the median, and by 0.04 % at q01 and q99.
-        nan: NaN values, int64.
-    """
-
-    count: NDArray[np.int64]
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    min: NDArray[np.float64]
-    max: NDArray[np.float64]
-    q01: NDArray[np.float64]
-    q10: NDArray[np.float64]
-    q50: NDArray[np.float64]
-    q90: NDArray[np.float64]
-    q99: NDArray[np.float64]
-    nan: NDArray[np.int64]
 
 
 class Stats(Mapping[str, LeafStats]):
@@ -229,7 +186,7 @@ def read_stats(
     progress: Callable[[int], object] | None = None,
 ) -> Stats:
     """See `rlio.Dataset.stats`."""
-    wanted = _wanted(source, columns, policy)
+    wanted = wanted_leaves(source, columns, policy)
     path = _path_of(source, wanted, policy=policy, missing=missing, cache_folder=cache_folder)
     whole = on_error == "raise" or not source.lost_rows()
     if whole and (known := _load(path)) is not None:
@@ -250,7 +207,7 @@ def known_stats(
     cache_folder: str | os.PathLike[str] | None,
 ) -> Stats | None:
     """What an earlier `read_stats` of the same rows and columns has kept; None: there is none."""
-    wanted = _wanted(source, columns, policy)
+    wanted = wanted_leaves(source, columns, policy)
     return _load(_path_of(source, wanted, policy=policy, missing="error", cache_folder=cache_folder))
 
 
@@ -273,76 +230,6 @@ def _path_of(
     }
     key = hashlib.blake2b(canonical_json(describe).encode(), digest_size=16).hexdigest()
     return kept_path("stats", f"{key}.json", cache_folder)
-
-
-def _wanted(source: Source, columns: Sequence[str] | None, policy: str | None) -> list[Leaf]:
-    """The numeric leaves of the columns.
-
-    Raises:
-        OptionError: A named column has no numbers, or several policies were recorded and none is named.
-        MissingColumn: A named column does not exist.
-    """
-    if isinstance(columns, str):
-        raise OptionError(f"columns={excerpt(columns)}: expected a list of names, or None")
-    if not columns:
-        known = _columns(source, policy)
-        if not all(map(_is_numeric, known.get(Columns.INFOS, ()))):
-            known = {name: own for name, own in known.items() if name != Columns.INFOS}
-        every = [leaf for own in known.values() for leaf in own]
-        left = [leaf for leaf in every if leaf.column not in _LEFT_OUT and not is_per_sequence(leaf.column)]
-        return [leaf for leaf in left if _is_numeric(leaf)]
-    found: dict[str, Leaf] = {}
-    for name in columns:
-        named = _named(source, name, policy)
-        if any(is_per_sequence(leaf.column) or not _is_numeric(leaf) for leaf in named):
-            raise OptionError(
-                f"the column {excerpt(name)} has no number a step: leave it out", uri=source.uri
-            )
-        found |= {leaf.name: leaf for leaf in named}
-    return list(found.values())
-
-
-def _columns(source: Source, policy: str | None) -> dict[str, list[Leaf]]:
-    """The columns of a policy, or of the only one, and their leaves.
-
-    Raises:
-        OptionError: There are no rows, or several policies and none is named.
-    """
-    schemas = list(source.schemas.values())
-    policies = sorted({pid for schema in schemas for pid in schema.policies})
-    if not policies or not len(source):
-        raise OptionError(f"statistics need rows: {source.why_empty()}", uri=source.uri)
-    if len(policies) > 1 if policy is None else policy not in policies:
-        raise OptionError(
-            f"policy={excerpt(policy)}: statistics are those of one policy: pass one of {excerpt(policies)}",
-            uri=source.uri,
-        )
-    known = joint_columns(schemas, policy or policies[0])
-    return PolicySchema(tuple(leaf for leaves in known.values() for leaf in leaves)).listed.columns
-
-
-def _named(source: Source, name: str, policy: str | None) -> list[Leaf]:
-    """The leaves of a column, or of a part of one.
-
-    Raises:
-        OptionError: As in `_columns`.
-        MissingColumn: There is no such column.
-    """
-    known = _columns(source, policy)
-    found = [leaf for leaves in known.values() for leaf in leaves if is_named(leaf, (name,))]
-    if not found:
-        policies = [each for schema in source.schemas.values() for each in schema.policies.values()]
-        raise MissingColumn(
-            f"no column {excerpt(name)}; the data set has {', '.join(sorted(known))}"
-            f"{advice_for_column(name, known, policies)}",
-            uri=source.uri,
-            column=name,
-        )
-    return found
-
-
-def _is_numeric(leaf: Leaf) -> bool:
-    return leaf.spec.kind not in TEXTS and leaf.spec.numpy.kind in "biuf"
 
 
 def _computed(
@@ -368,12 +255,12 @@ def _computed(
     gone = GoneSegments(on_error)
 
     def read(source: Source) -> Stats:
-        moments = {leaf.name: _Moments(leaf.spec.shape) for leaf in wanted}
-        sample = _Sample(sum(leaf.spec.row_bytes for leaf in wanted))
+        moments = {leaf.name: Moments(leaf.spec.shape) for leaf in wanted}
+        sample = Sample(sum(leaf.spec.row_bytes for leaf in wanted))
         counting = counting_of(source, options.columns)
         rows = 0
         for batch in _batches(SpanReader(source, options, counting, given_up=gone.given_up), policy):
-            arrays = _arrays(batch, wanted)
+            arrays = numbers_of(batch, wanted)
             for name, values in arrays.items():
                 moments[name].add(values)
             sample.add(arrays)
@@ -408,144 +295,6 @@ def _batches(reader: SpanReader, policy: str | None) -> Iterator[SampleBatch]:
                 own = batch.get(policy or min(batch)) if isinstance(batch, MultiAgentBatch) else batch
                 if own is not None and own.count:
                     yield own
-
-
-def _arrays(batch: SampleBatch, wanted: Sequence[Leaf]) -> dict[str, NDArray[Any]]:
-    """Name -> values, (rows, values of a row). A final observation or key that is missing is NaN."""
-    found = {}
-    for leaf in wanted:
-        if leaf.column == Columns.INFOS and leaf.path:
-            found[leaf.name] = _info_values(batch, leaf.path)
-            continue
-        values = to_numpy(reduce(lambda value, step: value[step], leaf.path, batch[leaf.column]))
-        values = values.reshape(len(values), -1)
-        if leaf.column == Columns.NEXT_OBS and Columns.NEXT_OBS_VALID in batch:
-            valid = to_numpy(batch[Columns.NEXT_OBS_VALID]).astype(bool)
-            if not valid.all():
-                values = np.where(valid[:, None], values, np.nan)
-        found[leaf.name] = values.view(np.uint8) if values.dtype == np.bool_ else values
-    return found
-
-
-def _info_values(batch: SampleBatch, path: Path) -> NDArray[Any]:
-    """The values of a key of infos, (rows, values of a row); NaN where a row lacks it."""
-    infos = dict(leaves(batch._raw(Columns.INFOS)))
-    has = infos.get(mask_path(path))
-    values: NDArray[Any] = infos[path].reshape(len(infos[path]), -1)
-    if has is not None and not has.all():
-        return np.where(has[:, None], values, np.nan)
-    return values.view(np.uint8) if values.dtype == np.bool_ else values
-
-
-class _Moments:
-    """Count, mean, squared differences, least and greatest of the finite values so far, of each column.
-
-    Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances" (1979), for joining parts.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-        width = int(np.prod(shape, dtype=np.int64))
-        self.count, self._nan = np.zeros(width, np.int64), np.zeros(width, np.int64)
-        self._mean, self._squares = np.zeros(width), np.zeros(width)
-        self._min, self._max = np.full(width, np.inf), np.full(width, -np.inf)
-
-    def add(self, values: NDArray[Any]) -> None:
-        """Add rows, shape (n, width)."""
-        step = max(_CHUNK_VALUES // max(values.shape[1], 1), 1)
-        for start in range(0, len(values), step):
-            self._add(np.array(values[start : start + step].T, np.float64, order="C"))
-
-    def _add(self, values: NDArray[np.float64]) -> None:
-        """Add values, shape (width, n), of which it takes ownership."""
-        n = np.full(len(values), values.shape[1])
-        least, most = values.min(axis=1), values.max(axis=1)
-        total = values.sum(axis=1)
-        if np.isfinite(total).all():
-            mean = total / n
-            values -= mean[:, None]
-        else:
-            finite = np.isfinite(values)
-            n = finite.sum(axis=1)
-            self._nan += np.isnan(values).sum(axis=1)
-            least = values.min(axis=1, where=finite, initial=np.inf)
-            most = values.max(axis=1, where=finite, initial=-np.inf)
-            # Each divided first, because the sum of large values may not be finite.
-            each = np.maximum(n, 1)[:, None]
-            mean = np.divide(values, each, out=np.zeros_like(values), where=finite).sum(axis=1)
-            values = np.where(finite, values - mean[:, None], 0.0)
-        squares = np.einsum("ij,ij->i", values, values)
-        count = self.count + n
-        share = n / np.maximum(count, 1)
-        delta = mean - self._mean
-        self._squares += squares + np.where(n > 0, delta * delta * self.count * share, 0.0)
-        self._mean += np.where(n > 0, delta * share, 0.0)
-        self.count = count
-        np.minimum(self._min, least, out=self._min)
-        np.maximum(self._max, most, out=self._max)
-
-    def stats(self, quantiles: NDArray[np.float64]) -> LeafStats:
-        """The statistics, with the quantiles of shape (len(QUANTILES), width)."""
-        empty = self.count == 0
-        std = np.sqrt(self._squares / np.maximum(self.count, 1))
-        found = [np.where(empty, np.nan, values) for values in (self._mean, std, self._min, self._max)]
-        found = [self.count, *found, *quantiles, self._nan]
-        return LeafStats(*(values.reshape(self._shape) for values in found))
-
-
-class _Sample:
-    """A random sample of whole rows, of bounded size, that depends on the rows' positions only.
-
-    Each row draws a key, and the rows with the smallest keys are kept.
-    """
-
-    def __init__(self, row_bytes: int) -> None:
-        self._most = max(min(SAMPLE_ROWS, _SAMPLE_BYTES // max(row_bytes, 1)), 64)
-        self._random = np.random.default_rng(0)
-        self._highest = 1.0
-        self._keys = np.empty(0)
-        self._parts: list[dict[str, NDArray[Any]]] = []
-
-    @property
-    def rows(self) -> int:
-        """Rows in the sample."""
-        return len(self._keys)
-
-    def add(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Add the next rows."""
-        keys = self._random.random(len(next(iter(arrays.values()))))
-        kept = np.flatnonzero(keys <= self._highest)
-        self._keys = np.append(self._keys, keys[kept])
-        self._parts.append({name: values[kept] for name, values in arrays.items()})
-        if self.rows > 2 * self._most:
-            self._thin()
-
-    def _thin(self) -> None:
-        """Drop the rows with the largest keys, if there are too many."""
-        if self.rows > self._most:
-            self._highest = float(np.partition(self._keys, self._most - 1)[self._most - 1])
-        chosen = self._keys <= self._highest
-        self._keys = self._keys[chosen]
-        self._parts = [{name: self._joined(name)[chosen] for name in self._parts[0]}]
-
-    def _joined(self, name: str) -> NDArray[Any]:
-        return np.concatenate([part[name] for part in self._parts])
-
-    def quantiles(self) -> dict[str, NDArray[np.float64]]:
-        """Name -> quantiles of the finite values, shape (len(QUANTILES), width)."""
-        self._thin()
-        wanted = list(QUANTILES.values())
-        found = {}
-        for name, rows in self._parts[0].items():
-            values = rows.T.astype(np.float64)
-            if np.isfinite(values).all():
-                found[name] = np.quantile(values, wanted, axis=1)
-                continue
-            finite = [row[np.isfinite(row)] for row in values]
-            none = np.full(len(wanted), np.nan)
-            found[name] = np.stack([np.quantile(r, wanted) if len(r) else none for r in finite], axis=1)
-        return found
 
 
 # ---- the file ----
@@ -687,8 +436,8 @@ class Normaliser:
         for name, method in named.items():  # Only what is normalised needs statistics.
             found = [
                 _Array(leaf.name, leaf.column, leaf.path, leaf.spec.numpy)
-                for leaf in _named(source, name, policy)
-                if _is_numeric(leaf)
+                for leaf in named_leaves(source, name, policy)
+                if is_numeric(leaf)
             ]
             for array in _chosen(name, found, read=columns, by_default=isinstance(value, str)):
                 methods[array.name] = method

@@ -55,6 +55,7 @@ from rlio.replay.cache_room import make_room, sweep
 from rlio.replay.manifests import MAX_BYTES, Manifest
 from rlio.replay.memory import FileArrays
 from rlio.schemas.schema import canonical_json
+from rlio.support.calls import closing_on_error
 from rlio.support.forks import Owner
 from rlio.support.options import check_count
 
@@ -256,15 +257,12 @@ class Build:
         self._owner = Owner()
         self._arrays: FileArrays | None = None
         self._folder = ""
-        try:
+        with closing_on_error(self):
             sweep(entry.folder.path, held=entry.key)
             if os.path.lexists(os.path.join(entry.path, EXTENDING)):
                 remove_store(entry.folder.path, entry.key)
             found = entry.reading()
             self.manifest: Manifest | None = None if found is None else found.manifest
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def arrays(self) -> FileArrays:

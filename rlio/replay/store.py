@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from tqdm import tqdm
 
@@ -33,25 +33,24 @@ from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.opening import open_source
-from rlio.query.derived_columns import MC_RETURN, named_column
 from rlio.query.filter_pushdown import check_split
-from rlio.query.filters import RowFilter, RowFunction
-from rlio.query.splits import Split
 from rlio.read_options import ReadOptions
 from rlio.reader import Unit
 from rlio.replay.build import StoreInput, build, rows_of, schema_of
 from rlio.replay.cache import CacheFolder
 from rlio.replay.cached import open_cached
-from rlio.replay.draws import DEFAULT_DISCOUNT, Draw, Units
+from rlio.replay.draw_options import (
+    DrawKeywords,
+    draw_of,
+)
+from rlio.replay.draws import Draw, Units
 from rlio.replay.epochs import OWN_BATCH
 from rlio.replay.memory import RamArrays
-from rlio.replay.n_step import NStep
 from rlio.replay.priorities import Prioritised
 from rlio.replay.rows import AddedRows, StoreRows
 from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
-from rlio.replay.sequences import Sequences, WholeEpisodes
 from rlio.replay.table import RowTable
 from rlio.schemas.schema import Schema
 from rlio.schemas.shown import leaf_table
@@ -66,108 +65,16 @@ from rlio.support.options import (
     check_choice,
     check_count,
     checked_keywords,
-    default_options,
     refuse_mapped_columns,
 )
 from rlio.support.words import counted
 
-__all__ = ["DrawKeywords", "LiveDrawKeywords", "ReplayStore", "UnitKeywords", "draw_of"]
+__all__ = ["ReplayStore"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
 # A build shows its progress after this many seconds.
 _QUIET_SECONDS = 1.0
-
-
-class LiveUnitKeywords(TypedDict, total=False):
-    """What a unit is, also of rows that come and go, with defaults."""
-
-    draw: Annotated[NStep | Sequences | WholeEpisodes | None, None]
-    policy: Annotated[str | None, None]
-    filter: Annotated[str | RowFunction | RowFilter | None, None]
-    views: Annotated[bool, False]
-    indexes: Annotated[bool, False]
-
-
-class UnitKeywords(LiveUnitKeywords, total=False):
-    """What a unit is: the keywords of `DrawKeywords` except ``columns``, with defaults."""
-
-    split: Annotated[tuple[Literal["train", "test"], float] | None, None]
-    derive: Annotated[Sequence[str], ()]
-
-
-class LiveDrawKeywords(LiveUnitKeywords, total=False):
-    """What a reader of live rows draws, with defaults; see `draw_of`."""
-
-    columns: Annotated[Sequence[str] | None, None]
-
-
-class DrawKeywords(UnitKeywords, total=False):
-    """The keywords that all samplers of a store share, with defaults; see `draw_of`."""
-
-    columns: Annotated[Sequence[str] | None, None]
-
-
-_DEFAULTS: Final = default_options(DrawKeywords)
-
-
-def draw_of(keywords: DrawKeywords | LiveDrawKeywords, *, columns: Sequence[str] | None = None) -> Draw:
-    """Turn the keywords that all samplers share into a `Draw`.
-
-    Args:
-        keywords: ``columns``: logical columns; None: all. `rlio.DatasetReader` describes the others.
-        columns: Logical columns, if the keywords have none.
-
-    Raises:
-        OptionError: An option is illegal, or two options exclude each other.
-    """
-    given: dict[str, Any] = {**_DEFAULTS, "columns": columns, **keywords}
-    names, shape = given["columns"], given["draw"]
-    if not isinstance(shape, NStep | Sequences | WholeEpisodes | None):
-        raise OptionError(
-            f"draw={excerpt(shape)}: expected rlio.NStep(n, gamma=...), rlio.Sequences(length, ...), "
-            "rlio.WholeEpisodes(), or None for single rows"
-        )
-    if isinstance(given["derive"], str):
-        raise OptionError(f"derive={excerpt(given['derive'])}: expected a list of names")
-    derived = list(map(named_column, given["derive"]))
-    derive = tuple(dict.fromkeys(name for name, _ in derived))
-    chosen = None if given["filter"] is None else RowFilter.of_option(given["filter"])
-    if given["split"] is not None:
-        chosen = RowFilter.on_side(Split.of(given["split"]), chosen)
-    return Draw(
-        columns=None if names is None else frozenset(names).difference(derive),
-        n_step=shape if isinstance(shape, NStep) else None,
-        sequences=shape if isinstance(shape, Sequences) else None,
-        episodes=isinstance(shape, WholeEpisodes),
-        policy=given["policy"],
-        filter=chosen,
-        views=given["views"],
-        indexes=given["indexes"],
-        derive=derive,
-        gamma=_discount([discount for name, discount in derived if name == MC_RETURN], chosen),
-    )
-
-
-def _discount(stated: Sequence[float | None], chosen: RowFilter | None) -> float:
-    """The discount of ``mc_return``, which the rows and the filter share.
-
-    Args:
-        stated: That of each time it is derived; None: not stated.
-        chosen: The filter, whose text may state it too.
-
-    Raises:
-        OptionError: Two are stated.
-    """
-    found = {DEFAULT_DISCOUNT if discount is None else discount for discount in stated}
-    if chosen is not None and chosen.discount is not None:
-        found.add(chosen.discount)
-    if len(found) > 1:
-        raise OptionError(
-            f"derive and filter have mc_return with the discounts {', '.join(map(str, sorted(found)))}: one "
-            "reader has one; without parentheses it is 0.99 in derive, and that of derive in filter"
-        )
-    return found.pop() if found else DEFAULT_DISCOUNT
 
 
 class ReplayStore(Described):

@@ -35,7 +35,7 @@ _KEPT_ERRORS: Final = 1000
 def damage_named(format: str, *, uri: str | None, record: int | None = None) -> Iterator[None]:
     """Turn the errors of libraries about damaged bytes into CorruptData: the one place that does.
 
-    It is around each file that is decoded (`rlio.formats.files.inputs.guarded`), each episode and record of a
+    It is around each file that is decoded (`rlio.formats.files.inputs.Guard`), each episode and record of a
     layout, and its opening.
     """
     try:

@@ -65,8 +65,9 @@ class EpisodeSource(Protocol):
     sentences about its data for the report (`rlio.conversion.report`); ``left_out``, names of what it has of
     each step and does not read; ``beside``, further files that determine the rows, such as videos;
     ``group_rows``, the most rows to read at once, if not 4096: where files are packed in larger pieces, that
-    many cost as one; ``version``, the version of the format that the files state; and ``sizes``, the bytes of
-    all files with rows, if `files` are not all.
+    many cost as one; ``version``, the version of the format that the files state; ``sizes``, the bytes of
+    all files with rows, if `files` are not all; and ``failures``, what was left out because it cannot be
+    opened (`rlio.formats.files.inputs.Failures`).
     """
 
     uri: str
@@ -206,6 +207,11 @@ class EpisodeFiles(GroupFiles):
     def notes(self) -> Sequence[str]:  # type: ignore[override]  # The base has an attribute, for formats' sake.
         """What the format says of its data."""
         return getattr(self.layout, "notes", ())
+
+    @property
+    def failures(self) -> Any:
+        """What the format left out because it cannot be opened; None: nothing."""
+        return getattr(self.layout, "failures", None)
 
     @property
     def policy_spaces(self) -> dict[str, tuple[Any, Any]]:

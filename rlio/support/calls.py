@@ -1,4 +1,4 @@
-"""`call_each`: calls several functions although some fail.
+"""`call_each` calls several functions although some fail; `closing_on_error` closes what could not be opened.
 
 Example:
     >>> called = []
@@ -9,9 +9,25 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
-__all__ = ["call_each"]
+__all__ = ["call_each", "closing_on_error"]
+
+
+class _Closes(Protocol):
+    def close(self) -> object: ...
+
+
+@contextmanager
+def closing_on_error(opened: _Closes) -> Iterator[None]:
+    """Close ``opened`` if the block raises; otherwise it stays open, and its owner closes it."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
 
 
 def call_each(calls: Iterable[tuple[str, Callable[[], object]]]) -> None:

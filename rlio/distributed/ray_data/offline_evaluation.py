@@ -8,17 +8,20 @@ Example, with Ray running::
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from rlio.batch import SampleBatch
 from rlio.dataset.dataset import Dataset
+from rlio.dataset.file_dataset import FileDataset
 from rlio.dataset.opening import open_dataset
 from rlio.dataset.part_reader import Rows, split
+from rlio.dataset.portions import Portion
+from rlio.distributed.ray_data.file_parts import Files, cut_files, whole_batches
 from rlio.distributed.ray_import import require_ray
 from rlio.errors import DataNotFound, OptionError
 from rlio.evaluation.estimates import OffPolicyEstimate
@@ -31,14 +34,14 @@ from rlio.readers.dataset_reader import DatasetReader
 from rlio.support.options import checked_keywords
 
 if TYPE_CHECKING:
-    import ray.data
+    pass
 
 __all__ = ["evaluate_offline"]
 
 
 @checked_keywords
 def evaluate_offline(
-    data: str | os.PathLike[str] | Dataset | ray.data.Dataset,
+    data: Any,
     policy: Policy | LogProbabilities | Target,
     *,
     gamma: float,
@@ -57,8 +60,9 @@ def evaluate_offline(
     evaluated together (for networks, the last bits do).
 
     Args:
-        data: The root of an rlio data set, read in ranges of rows; or a Ray Data Dataset with the columns of
-            one policy, read block by block.
+        data: The root of a data set, or an open one, read in ranges of rows: also other libraries' files, as
+            `rlio.open_dataset` takes them; or a Ray Data Dataset with the columns of one policy, read block
+            by block.
         policy: The policy to evaluate; it is sent to the tasks.
         gamma: Discount per step, 0 to 1.
         policy_id: Recorded policy whose rows to use, if there are several.
@@ -76,8 +80,10 @@ def evaluate_offline(
         OptionError: ``tasks`` is below 1, or given for a Ray Data Dataset.
     """
     require_ray()
+    import ray.data
+
     evaluator = OffPolicyEvaluator(policy, Estimation(gamma=gamma, **options), policy_id=policy_id)
-    if isinstance(data, str | os.PathLike):
+    if not isinstance(data, Dataset | ray.data.Dataset):
         data = open_dataset(data, storage_options=storage_options)
     elif storage_options is not None:
         raise OptionError("storage_options need a root, but data is already open: omit storage_options")
@@ -101,9 +107,15 @@ def _by_parts(evaluator: OffPolicyEvaluator, dataset: Dataset, tasks: int | None
     dataset.check_complete()
     if not len(dataset):
         raise DataNotFound(dataset.why_empty(), uri=dataset.uri)
-    judge = ray.remote(_judge_part)
-    shared = ray.put(evaluator), ray.put(dataset)
-    waiting = [judge.remote(*shared, part) for part in split(dataset, tasks=tasks)]
+    shared = ray.put(evaluator)
+    if isinstance(dataset, FileDataset):
+        files, cut = cut_files(dataset, tasks=tasks)
+        judge = ray.remote(_judge_files)
+        firsts = accumulate((sum(one.rows for one in part) for part in cut), initial=0)
+        waiting = [judge.remote(shared, files, part, first) for part, first in zip(cut, firsts, strict=False)]
+    else:
+        judge, opened = ray.remote(_judge_part), ray.put(dataset)
+        waiting = [judge.remote(shared, opened, part) for part in split(dataset, tasks=tasks)]
     while waiting:
         done, waiting = ray.wait(waiting)
         yield from ray.get(done)
@@ -118,6 +130,17 @@ def _judge_part(evaluator: OffPolicyEvaluator, dataset: Dataset, part: list[Rows
         with DatasetReader(dataset.part({rows.writer: [rows.first, rows.stop]}), epochs=1) as reader:
             for batch in reader:
                 evaluator.add(batch, source=source, in_order=False)
+    return evaluator.evidence
+
+
+def _judge_files(
+    evaluator: OffPolicyEvaluator, files: Files, part: Sequence[Portion], first: int
+) -> Evidence:
+    """`_judge_part` of other libraries' files; ``first``: the number of rows before the part."""
+    evaluator = evaluator.renewed()
+    with files.opened() as source:
+        for batch in whole_batches(source, part):
+            evaluator.add(batch, source=first if evaluator.estimation.bandit else None, in_order=False)
     return evaluator.evidence
 
 

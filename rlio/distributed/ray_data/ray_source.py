@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from rlio.dataset.part_reader import PartReader
+from rlio.distributed.ray_data.file_parts import FilePart
 
 __all__ = ["DatasetSource"]
 
@@ -20,7 +22,7 @@ class DatasetSource(Datasource):
         parts: What each task reads, at least one part; all with one plan.
     """
 
-    def __init__(self, parts: list[PartReader]) -> None:
+    def __init__(self, parts: Sequence[PartReader] | Sequence[FilePart]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Ray's is not annotated.
         self._plan = parts[0].plan
         self._parts = parts

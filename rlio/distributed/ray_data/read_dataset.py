@@ -8,16 +8,19 @@ Example:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlio.dataset.part_reader import PartReader, plan_of, split
+from rlio.dataset.file_dataset import FileDataset
+from rlio.dataset.opening import open_dataset
+from rlio.dataset.part_reader import PartReader, Plan, plan_of, split
 from rlio.distributed.ray_data.blocks import ray_tensors
+from rlio.distributed.ray_data.file_parts import FilePart, cut_files
 from rlio.distributed.ray_import import require_ray
+from rlio.errors import OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.opening import opened
+from rlio.opening import opened, refuse_open_options, refuse_snapshot
 from rlio.query.filters import RowFilter, RowFunction
 from rlio.read_options import ReadOptions
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
@@ -29,7 +32,7 @@ __all__ = ["part_readers", "read_dataset"]
 
 
 def read_dataset(
-    root: str | os.PathLike[str] | DatasetSnapshot,
+    root: Any,
     *,
     columns: list[str] | None = None,
     filter: str | RowFunction | RowFilter | None = None,
@@ -57,7 +60,9 @@ def read_dataset(
     zeros on the others.
 
     Args:
-        root: Folder of the data set: a path or any fsspec URL; or an open `rlio.Dataset`.
+        root: Folder of the data set: a path or any fsspec URL; or what else `rlio.open_dataset` takes, of
+            which each task opens the files again; or an open `rlio.Dataset`, as for files that need
+            ``mapping=``.
         columns: Logical columns to read (``obs`` for all of its leaves, ``obs/position`` for one); None: all.
             ``new_obs`` brings ``new_obs_valid``, if some final observation may be missing.
             ``select_columns`` of the result is pushed down too, and reads exactly what it names.
@@ -69,11 +74,11 @@ def read_dataset(
             and their types.
         at: A snapshot from `rlio.Dataset.snapshot`.
         writers: Whether to add the column ``_writer``, the writer of each row. `write_dataset` stores it:
-            needed if the writers' ``eps_id`` are not unique.
+            needed if the writers' ``eps_id`` are not unique. Other libraries' files have no writers.
         missing: What to do with columns that only some writers have: "error", "drop", or "fill" with zeros.
         on_error: What to do with damaged rows: "raise", or "skip": count and log them in the task.
-        tasks: Number of tasks, at most one a shard. None: one for each 64 MiB of shards, or up to 32 of 1
-            MiB.
+        tasks: Number of tasks, at most one a shard, or one a group of rows of other files. None: one for each
+            64 MiB of files, or up to 32 of 1 MiB.
         storage_options: For fsspec.
         limits: Bounds on the data.
         ray_options: For `ray.data.read_datasource`: ``concurrency``, ``num_cpus``, ``memory`` and so on.
@@ -90,15 +95,13 @@ def read_dataset(
 
     from rlio.distributed.ray_data.ray_source import DatasetSource
 
-    dataset = opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
-    parts = part_readers(
-        dataset,
-        ReadOptions(columns=columns, on_error=on_error),
-        filter=filter,
-        policy=policy,
-        writers=writers,
-        missing=missing,
-        tasks=tasks,
+    dataset = _opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+    options = ReadOptions(columns=columns, on_error=on_error)
+    chosen: dict[str, Any] = {"filter": filter, "policy": policy, "writers": writers, "missing": missing}
+    parts: Sequence[PartReader] | Sequence[FilePart] = (
+        _file_parts(dataset, options, tasks, **chosen)
+        if isinstance(dataset, FileDataset)
+        else part_readers(dataset, options, tasks=tasks, **chosen)
     )
     # Matches the number of parts, because Ray would cut their blocks to get more.
     made: ray.data.Dataset = ray.data.read_datasource(
@@ -119,7 +122,45 @@ def part_readers(
 ) -> list[PartReader]:
     """What the tasks of `read_dataset` read, in order: at least one part. Arguments and errors are its."""
     plan = plan_of(dataset, options, missing=missing, policy=policy, filter=filter, writers=writers)
-    plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
-    plan.layout.empty()  # Raises here instead of in tasks if Arrow lacks a type.
+    plan = _in_ray(plan)
     # A data set without rows is one part without rows, which still has columns.
     return [PartReader(dataset.storage, plan, rows) for rows in split(dataset, tasks=tasks) or [[]]]
+
+
+def _file_parts(
+    dataset: FileDataset, options: ReadOptions, tasks: int | None, *, writers: bool, **chosen: Any
+) -> list[FilePart]:
+    """`part_readers` of other libraries' files."""
+    if writers:
+        raise OptionError("writers=True: these files have no writers; leave it out", uri=dataset.uri)
+    plan = _in_ray(plan_of(dataset, options, writers=False, **chosen))
+    files, parts = cut_files(dataset, tasks=tasks)
+    return [FilePart(files, plan, part) for part in parts]
+
+
+def _in_ray(plan: Plan) -> Plan:
+    """The plan with columns of Ray's types. Raises here instead of in tasks if Arrow lacks a type."""
+    plan = replace(plan, layout=replace(plan.layout, tensors=ray_tensors))
+    plan.layout.empty()
+    return plan
+
+
+def _opened(
+    root: Any,
+    *,
+    at: Snapshot | None,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+) -> DatasetSnapshot | FileDataset:
+    """The data set, opened unless it is; see `rlio.open_dataset`."""
+    if isinstance(root, FileDataset):
+        refuse_open_options(storage_options, limits)
+        refuse_snapshot(at, root.uri)
+        return root
+    if not isinstance(root, DatasetSnapshot):
+        root = open_dataset(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)
+        if isinstance(root, FileDataset):
+            return root
+        at, storage_options, limits = None, None, DEFAULT_LIMITS
+    return opened(root, at=at, on_error=on_error, storage_options=storage_options, limits=limits)

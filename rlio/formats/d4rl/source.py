@@ -25,7 +25,7 @@ from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
 from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_hdf5, titles_of_read
-from rlio.formats.place import about_format, closed_on_error
+from rlio.formats.place import about_format
 from rlio.formats.tables.doubts import Followed, break_in
 from rlio.formats.tables.hdf5 import suggested_for
 from rlio.limits import Limits
@@ -33,6 +33,7 @@ from rlio.read_options import ReadOptions
 from rlio.source.episodes import EpisodeFiles
 from rlio.storage import InputFile, each_file
 from rlio.storage.paths import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.spaces import Spaces
 
 __all__ = ["D4rlSource", "open_d4rl"]
@@ -112,7 +113,7 @@ class D4rlSource:
         self._limits, self._options, self._max_steps = limits, options, max_episode_steps
         self._handles = Hdf5Files(files, limits)
         self._parts: list[_Part] = []
-        try:
+        with closing_on_error(self):
             for number in each_file(files):
                 try:
                     self._parts.extend(self._open_parts(number))
@@ -123,9 +124,6 @@ class D4rlSource:
             self._warn_of_joined_episodes()
             self.row_bytes: int = max([1, *(_row_bytes(part.specs) for part in self._parts)])
             self._handles.allowance.piece().spend(self.row_bytes)
-        except BaseException:
-            self.close()
-            raise
         chunk = max([1, *(part.chunk_rows for part in self._parts)])
         wished = min(max(_MIN_GROUP_ROWS, chunk), _MAX_GROUP_ROWS)
         self.group_rows: int = max(1, min(wished, limits.group_bytes // self.row_bytes))
@@ -136,7 +134,8 @@ class D4rlSource:
     # ---- what is in the files ----
 
     def _open_parts(self, number: int) -> list[_Part]:
-        parts: list[_Part] = self._handles.guarded(number, None, lambda: self._find_parts(number))
+        with self._handles.guarded(number):
+            parts = self._find_parts(number)
         first = self._parts[0] if self._parts else parts[0]
         for part in parts:
             for name in {*first.specs, *part.specs}:
@@ -264,15 +263,13 @@ class D4rlSource:
         stop = min(part.rows, _COMPARED_ROWS, max(4, self._limits.group_bytes // row_bytes))
         if self._max_steps is not None or stop < 2:
             return
-
-        def read() -> list[Array]:
-            file = self._handles.file(part.file)
-            return [
-                self._read(name, file[part.paths[name]], 0, stop) for name in (Columns.OBS, Columns.NEXT_OBS)
-            ]
-
         try:
-            obs, after = self._handles.guarded(part.file, None, read)
+            with self._handles.guarded(part.file):
+                file = self._handles.file(part.file)
+                obs, after = (
+                    self._read(name, file[part.paths[name]], 0, stop)
+                    for name in (Columns.OBS, Columns.NEXT_OBS)
+                )
         except CorruptData:
             return  # Raised, or skipped, where it is served.
         ends = np.isin(np.arange(1, stop + 1), part.starts)
@@ -341,8 +338,8 @@ class D4rlSource:
         self, number: int, episode: int, first: int, stop: int, wanted: frozenset[str] | None
     ) -> SampleBatch:
         """Rows of a part; errors name the episode of the first one."""
-        read, file = self._handles.guarded, self._parts[number].file
-        return read(file, episode, lambda: self._read_rows(number, first, stop, wanted))
+        with self._handles.guarded(self._parts[number].file, episode):
+            return self._read_rows(number, first, stop, wanted)
 
     def _read_rows(self, number: int, first: int, stop: int, wanted: frozenset[str] | None) -> SampleBatch:
         part = self._parts[number]
@@ -413,7 +410,8 @@ def open_d4rl(
     endings = D4RL.marks.endings
     files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
     source = D4rlSource(files, ReadOptions(on_error=on_error), limits=limits)
-    return closed_on_error(source, about_format(D4RL, {}), spaces=spaces, on_error=on_error)
+    with closing_on_error(source):
+        return EpisodeFiles(source, about=about_format(D4RL, {}), spaces=spaces, on_error=on_error)
 
 
 def _spec(name: str, dataset: Any, uri: str) -> _Spec:

@@ -23,25 +23,24 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.ragged import Ragged
-from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.inputs import Guard
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
-__all__ = ["Hdf5Files", "tree_of"]
-
-T = TypeVar("T")
+__all__ = ["Hdf5Files", "leaves_of", "tree_of"]
 
 _OPEN_FILES = 4
 _CACHE_BYTES = 64 << 20
@@ -74,7 +73,7 @@ class Hdf5Files:
         limits: Bounds on them.
 
     Attributes:
-        allowance: That of the files. What one call of `guarded` visits and reads is a piece of it.
+        allowance: That of the files. What one block of `guarded` visits and reads is a piece of it.
     """
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
@@ -134,18 +133,15 @@ class Hdf5Files:
         # HDF5 itself reads local files in half the time that reads through Python take.
         place = stream if self.files[number].fs is not None else self.files[number].path
         locking = {} if place is stream else {"locking": False}
-        try:
+        with closing_on_error(stream):
             # The cache holds the chunks around the current group; h5py's default of 1 MB often holds none.
             file = self._h5py.File(place, "r", rdcc_nbytes=_CACHE_BYTES, **locking)
-        except BaseException:
-            stream.close()
-            raise
         return _Opened(file, stream, OrderedDict(), {}, {})
 
-    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """See `rlio.formats.files.inputs.guarded`; the call begins a piece of the allowance."""
+    def guarded(self, number: int, record: int | None = None) -> Guard:
+        """See `rlio.formats.files.inputs.Guard`; the block begins a piece of the allowance."""
         self._piece = self.allowance.piece()
-        return guarded(self.files[number], record, action, format="HDF5")
+        return Guard(self.files[number], record, format="HDF5")
 
     def visit(self) -> None:
         """Count a group or dataset before it is opened."""
@@ -363,6 +359,13 @@ class _Opened:
             self.file.close()
         finally:
             self.stream.close()
+
+
+def leaves_of(tree: Any, path: str = "") -> list[str]:
+    """The paths of the datasets in `Hdf5Files.tree`, of which ``path`` is the root."""
+    if not isinstance(tree, dict):
+        return [path]
+    return [leaf for key, part in tree.items() for leaf in leaves_of(part, f"{path}/{key}")]
 
 
 def tree_of(group: Any) -> str:

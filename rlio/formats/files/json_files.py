@@ -8,8 +8,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from rlio.batch.columns import Columns
-from rlio.errors import CorruptData, UnknownLayout, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import CorruptData, UnknownLayout, excerpt, raise_at
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.limits import Limits
 from rlio.storage import Storage

@@ -17,21 +17,19 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from rlio.errors import CorruptData, UnsafeData, raise_at
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles
 from rlio.storage.open_files import OpenFiles
 
 __all__ = ["ParquetFiles"]
-
-T = TypeVar("T")
 
 # Dictionary-encoded text, stored once with a number in each row, can multiply in memory. Rows are therefore
 # read in batches that stay within this limit, regardless of the file's declarations.
@@ -105,9 +103,9 @@ class ParquetFiles:
         if self.files[number].fs is not None:
             self.file(number).expect(groups, names)
 
-    def guarded(self, number: int, record: int | None, action: Callable[[], T]) -> T:
-        """See `rlio.formats.files.inputs.guarded`."""
-        return guarded(self.files[number], record, action, format="Parquet")
+    def guarded(self, number: int, record: int | None = None) -> Guard:
+        """See `rlio.formats.files.inputs.Guard`."""
+        return Guard(self.files[number], record, format="Parquet")
 
     def group(self, number: int, group: int, names: Collection[str] | None = None) -> Any:
         """A row group as an Arrow table. The last one is kept: many records may be in one."""
@@ -140,19 +138,10 @@ class ParquetFiles:
         if (found := file.arrow.metadata.row_group(group).num_rows) > limits.group_rows:
             raise UnsafeData(f"a row group of {found} rows, more than {limits.group_rows}")
         columns = [name for name in file.arrow.schema_arrow.names if names is None or name in names]
-        widest = file.widest(group, columns, limits=limits)
-        most = max(1, min(_BATCH_ROWS, stop - start, min(_BATCH_BYTES, limits.group_bytes) // widest))
         batches, piece = [], self.allowance.piece()
         if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
             limits.check_inflation(*self._inflated[number, group], "a row group")
-        scan, self._scan = self._scan, None  # After an error, the next call begins again.
-        if scan is not None and (scan.key != (file, group, columns) or scan.at > start):
-            scan = None
-        # Its batches are as small as the first part, which may have been a look at a few rows.
-        if scan is not None and start <= scan.size < most:
-            scan = None
-        if scan is None:
-            scan = _Scan((file, group, columns), most, file.arrow.iter_batches(most, [group], columns))
+        scan = self._scan_of(file, group, columns, range(start, stop))
         while scan.at < stop:
             batch = next(scan.batches, None) if scan.rest is None else scan.rest
             if batch is None:
@@ -176,6 +165,17 @@ class ParquetFiles:
         if stop < found:
             self._scan = scan
         return pa.Table.from_batches(batches, None if batches else file.arrow.schema_arrow).select(columns)
+
+    def _scan_of(self, file: ForeignFile, group: int, columns: list[str], rows: range) -> _Scan:
+        """The scan that goes on to some rows, or a new one; after an error, the next call begins again."""
+        widest = file.widest(group, columns, limits=self._limits)
+        most = max(1, min(_BATCH_ROWS, len(rows), min(_BATCH_BYTES, self._limits.group_bytes) // widest))
+        scan, self._scan = self._scan, None
+        goes_on = scan is not None and scan.key == (file, group, columns) and scan.at <= rows.start
+        # Its batches are as small as the first part, which may have been a look at a few rows.
+        if scan is None or not goes_on or rows.start <= scan.size < most:
+            return _Scan((file, group, columns), most, file.arrow.iter_batches(most, [group], columns))
+        return scan
 
     def all(self, number: int, names: Collection[str] | None = None) -> Any:
         """All rows of a file as an Arrow table.

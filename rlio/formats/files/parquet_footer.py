@@ -29,6 +29,7 @@ from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import ARROW_SCHEMA, read_metadata
 from rlio.storage.inputs import expect_spans
+from rlio.support.calls import closing_on_error
 
 __all__ = ["Extension", "ForeignFile", "open_parquet", "plain_schema", "registered_extensions"]
 
@@ -144,11 +145,8 @@ def open_parquet(stream: IO[bytes], *, limits: Limits = DEFAULT_LIMITS) -> Forei
         CorruptData: The file is not a Parquet file.
         UnsafeData: The file is encrypted, or exceeds ``limits``.
     """
-    try:
+    with closing_on_error(stream):
         return _open(stream, limits)
-    except BaseException:
-        stream.close()
-        raise
 
 
 def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.limits import Limits
+from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
 __all__ = ["BYTES", "FLOATS", "INTS", "Example", "RecordFile", "Values", "floats_of", "ints_of"]
@@ -39,7 +40,7 @@ class RecordFile:
     """
 
     def __init__(self, stream: IO[bytes], limits: Limits) -> None:
-        with needs("google-crc32c", "rlds"):
+        with closing_on_error(stream), needs("google-crc32c", "rlds"):
             library = import_module("google_crc32c")
         self._crc: Callable[[bytes], int] = library.value
         self._extend: Callable[[int, bytes], int] = library.extend

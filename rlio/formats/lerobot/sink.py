@@ -110,9 +110,6 @@ class LeRobotSink:
 
     def write(self, episode: PreparedEpisode) -> None:
         """Add one episode; see `EpisodeSink`."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         if not self.episodes:
             self._storage.remove(INFO)  # From now on the folder is no data set until `close`.
         columns = self._columns(episode)
@@ -128,30 +125,8 @@ class LeRobotSink:
                 name: self._video_feature(name, column) if name in self._videos else _feature(column)
                 for name, column in columns.items()
             }
-        arrays = {
-            name: _to_arrow(column, self._features[name])
-            for name, column in columns.items()
-            if name not in self._videos
-        }
-        table = pa.table(arrays)
-        if self._writer is None:
-            self._stream = io.BytesIO()
-            # Floats and files of pictures seldom repeat: a dictionary of them takes a third of the time.
-            few = [field.name for field in table.schema if not _is_varied(field.type)]
-            self._writer = pq.ParquetWriter(
-                self._stream, table.schema, compression="snappy", use_dictionary=few
-            )
-        self._writer.write_table(table, row_group_size=max(1, len(table)))  # One row group an episode.
-        for name, column in columns.items():
-            if name not in self._stats:
-                self._stats[name] = _Statistics()
-            stats = self._stats[name]
-            if self._features[name]["dtype"] in ("image", "video"):
-                for start in range(0, len(column), _PICTURES):
-                    part = column[start : start + _PICTURES]
-                    stats.add(decode_column(part) if is_encoded(part) else part, is_picture=True)
-            elif column.dtype.kind in "biuf" and len(column):
-                stats.add(column, is_picture=False)
+        self._write_rows(columns)
+        self._count(columns)
         used = sorted(set(columns[_TASK].tolist()))
         self._rows.append(
             {
@@ -171,6 +146,38 @@ class LeRobotSink:
         self._frames += len(episode)
         if self._stream.tell() >= _FILE_MB << 20:
             self._end_file()
+
+    def _write_rows(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Add the features of an episode that are no videos to the file, as a row group."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.table(
+            {
+                name: _to_arrow(column, self._features[name])
+                for name, column in columns.items()
+                if name not in self._videos
+            }
+        )
+        if self._writer is None:
+            self._stream = io.BytesIO()
+            # Floats and files of pictures seldom repeat: a dictionary of them takes a third of the time.
+            few = [field.name for field in table.schema if not _is_varied(field.type)]
+            self._writer = pq.ParquetWriter(
+                self._stream, table.schema, compression="snappy", use_dictionary=few
+            )
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+
+    def _count(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Take the features of an episode into the statistics."""
+        for name, column in columns.items():
+            stats = self._stats.setdefault(name, _Statistics())
+            if self._features[name]["dtype"] in ("image", "video"):
+                for start in range(0, len(column), _PICTURES):
+                    part = column[start : start + _PICTURES]
+                    stats.add(decode_column(part) if is_encoded(part) else part, is_picture=True)
+            elif column.dtype.kind in "biuf" and len(column):
+                stats.add(column, is_picture=False)
 
     def _columns(self, episode: PreparedEpisode) -> dict[str, np.ndarray]:
         """Features of an episode, by name."""

@@ -26,14 +26,14 @@ import numpy as np
 
 from rlio.batch import SampleBatch
 from rlio.batch.arrays import object_column
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import AGENT_ID, TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.encoded_picture import VideoFrame
 from rlio.batch.nested import map_structure
 from rlio.batch.picture_codecs import decode_column, encoded_column
 from rlio.errors import CorruptData, UnknownLayout, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import parse_json, read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.value_arrays import flags_in, one_a_row
@@ -45,6 +45,7 @@ from rlio.schemas.leaves import leaf_name
 from rlio.source.episodes import measure_first, with_next_obs, without_final_obs
 from rlio.source.videos import VideoStream, video_library
 from rlio.storage import InputFile
+from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice
 from rlio.support.progress import each
 
@@ -106,18 +107,11 @@ FORMAT = Format(
     rootless="data sets of LeRobot v1 have meta_data/info.json instead, and others are incomplete without "
     f"it: convert v1 with LeRobot (docs/foreign.md), or {AS_TABLE}",
     home=("HF_LEROBOT_HOME", "~/.cache/huggingface/lerobot"),
-    advice="read it with rlio.read",
     about="Frames after the last action are usually absent. Ends are those of next.done in the last frame.",
 )
 
 #: Columns of rlio that no feature may be: the reader makes them, or episodes have no such column.
-_OURS: Final = frozenset(
-    (
-        *(Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.ACTIONS, Columns.REWARDS),
-        *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES, Columns.T, Columns.EPS_ID),
-        *(Columns.AGENT_INDEX, "agent_id", Columns.INFOS),
-    )
-)
+_OURS: Final = TRAJECTORY | {AGENT_ID, Columns.DONES}
 _EPISODE_FILES = re.compile(r"meta/episodes/(?:[^./][^/]*/)*[^./][^/]*\.parquet")
 _FIELD = re.compile(r"\{(\w+)(?::0?([1-9])d)?\}")
 #: ``observation.<key>`` that is ``obs`` itself if it is the only one.
@@ -173,16 +167,13 @@ class LeRobotSource:
         self.origin: Origin = Origin(uri=self.uri, extra=self._about_tasks())
         self._note_absences()
         shortest = min(filter(None, self.lengths), default=0)
-        try:
+        with closing_on_error(self):
             self.row_bytes: int = 1
             if shortest:
                 others = (number for number, steps in enumerate(self.lengths) if steps)
                 self.row_bytes = measure_first(
                     (self.lengths.index(shortest), *others), lambda episode: self.load(episode, None)
                 )
-        except BaseException:
-            self.close()
-            raise
         self._early_dones.clear()
 
     @property
@@ -328,15 +319,11 @@ class LeRobotSource:
             lines = (line for line in text.splitlines() if line.strip())
             return [parse_json(line, path, uri=uri, limits=self._limits) for line in lines]
         file = ParquetFiles([self._place.file(path, self._sizes[path])], self._limits)
-
-        def read() -> list[dict[str, Any]]:
+        with closing(file), file.guarded(0):
             names = file.file(0).arrow.schema_arrow.names
             chosen = [name for name in names if without is None or not name.startswith(without)]
             rows: list[dict[str, Any]] = file.all(0, chosen).to_pylist()
             return rows
-
-        with closing(file):
-            return file.guarded(0, None, read)
 
     def _tasks(self) -> dict[int, str]:
         """What ``task_index`` stands for, in the order of the numbers; nothing if the file is absent."""
@@ -344,8 +331,7 @@ class LeRobotSource:
         if path not in self._sizes:
             return {}
         file = self._place.file(path, self._sizes[path])
-
-        def read() -> dict[int, str]:
+        with Guard(file, format="a table of tasks"):
             found = self._records(path)
             found.sort(key=lambda row: whole_number(row, "task_index", uri=file.uri))
             texts: dict[int, Any] = {
@@ -357,8 +343,6 @@ class LeRobotSource:
             if not all(isinstance(text, str) for text in texts.values()):
                 raise CorruptData("found a task that is not text")
             return texts
-
-        return guarded(file, None, read, format="a table of tasks")
 
     def _check_totals(self) -> None:
         for name, count in (("total_episodes", len(self.lengths)), ("total_frames", sum(self.lengths))):
@@ -413,8 +397,9 @@ class LeRobotSource:
 
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
-        number, part = self._numbers[self._paths[episode]], range(start, stop)
-        return self._parquet.guarded(number, episode, lambda: self._rows(number, episode, part, columns))
+        number = self._numbers[self._paths[episode]]
+        with self._parquet.guarded(number, episode):
+            return self._rows(number, episode, range(start, stop), columns)
 
     def _rows(self, number: int, episode: int, part: range, columns: frozenset[str] | None) -> SampleBatch:
         # The observation after the last step of a part is that of the next frame.

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,11 +27,11 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves
 from rlio.batch.picture_codecs import encoded_column
-from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
 from rlio.formats.files.hdf5_files import Hdf5Files
-from rlio.formats.files.inputs import guarded, raise_at
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.space_arrays import children_of, fit_space
@@ -45,6 +44,7 @@ from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow_f
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 FORMAT = Format(
@@ -80,11 +80,8 @@ FORMAT = Format(
     root=("data/metadata.json", "metadata.json"),
     home=("MINARI_DATASETS_PATH", "~/.minari/datasets"),
     remote="rlio.formats.minari.remote:uri_of_id",
-    advice="read it with rlio.read",
     about="All observations, spaces, seeds and the environment's spec are read, infos and options are not.",
 )
-
-T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -97,6 +94,7 @@ KEPT: Final = (
 # Rows that are measured.
 _SAMPLE_ROWS: Final = 64
 _REWARDS, _ENDS = "rewards", ("terminations", "truncations")
+_SPACES: Final = ("observation", "action")
 
 
 class MinariSource:
@@ -118,36 +116,19 @@ class MinariSource:
         metadata = read_object(storage, folder + _METADATA, limits=limits)
         if "total_episodes" not in metadata:
             raise UnknownLayout("found an episode of a Minari data set, expected its root", uri=where)
-        kind = metadata.get("data_format", "hdf5")
-        if kind not in ("hdf5", "arrow", "parquet"):
-            raise UnknownLayout(
-                f"found data_format {excerpt(kind)}, expected hdf5, arrow or parquet", uri=where
-            )
-        try:
-            found = [_space(metadata, f"{name}_space", limits) for name in ("observation", "action")]
-        except (CorruptData, SchemaError) as error:
-            raise_at(error, uri=where)
-        self.spaces: tuple[Any, Any] | None = (found[0], found[1]) if None not in found else None
-        stated = metadata.get("minari_version")
-        self.version: str | None = stated if isinstance(stated, str) else None
-        spec = metadata.get("env_spec")
-        self.origin: Origin = Origin(
-            uri=self.uri,
-            spaces=self.spaces,
-            env=spec if isinstance(spec, str) else None,
-            extra={name: metadata[name] for name in KEPT if name in metadata},
-        )
+        observation, action = self._take_about(metadata, where, limits)
         self.notes: list[str] = ["Infos and the options of resets are not read."]
-        spaces = {"observations": found[0], "actions": found[1]}
+        spaces = {"observations": observation, "actions": action}
         decode = _Decode(spaces, metadata.get("jpeg_encoding", True) is not False, limits)
         count = whole_number(metadata, "total_episodes", uri=where)
+        kind = metadata.get("data_format", "hdf5")
         #: Its `episodes` have the metadata of each: total_steps, and maybe seed and rewards_sum.
         self._store: _Hdf5Store | _ArrowStore = (
             _Hdf5Store(place, folder, count, decode)
             if kind == "hdf5"
             else _ArrowStore(place, folder, kind, count, decode)
         )
-        try:
+        with closing_on_error(self._store):
             self.files: Sequence[InputFile] = self._store.files
             self.lengths: list[int] = [
                 whole_number(about, "total_steps", uri=self.uri) for about in self._store.episodes
@@ -161,19 +142,42 @@ class MinariSource:
             self._has_warned = False
             #: The episode whose sum of rewards was checked last.
             self._summed = -1
-            longest = max(self.lengths, default=0)
-            self.row_bytes: int = 1
-            if longest:
-                # The longest one need not fit into memory.
-                part = range(min(longest, _SAMPLE_ROWS))
-                others = (number for number, steps in enumerate(self.lengths) if steps)
-                self.row_bytes = measure_first(
-                    (self.lengths.index(longest), *others),
-                    lambda episode: self._load(episode, part[: self.lengths[episode]], None),
-                )
-        except BaseException:
-            self._store.close()
-            raise
+            self.row_bytes: int = self._measured()
+
+    def _take_about(self, metadata: dict[str, Any], where: str, limits: Limits) -> tuple[Any, Any]:
+        """Take in what the metadata state of the whole; gives both spaces, None if one is not stated."""
+        kind = metadata.get("data_format", "hdf5")
+        if kind not in ("hdf5", "arrow", "parquet"):
+            raise UnknownLayout(
+                f"found data_format {excerpt(kind)}, expected hdf5, arrow or parquet", uri=where
+            )
+        try:
+            observation, action = (_space(metadata, f"{name}_space", limits) for name in _SPACES)
+        except (CorruptData, SchemaError) as error:
+            raise_at(error, uri=where)
+        is_known = observation is not None and action is not None
+        self.spaces: tuple[Any, Any] | None = (observation, action) if is_known else None
+        stated, spec = metadata.get("minari_version"), metadata.get("env_spec")
+        self.version: str | None = stated if isinstance(stated, str) else None
+        self.origin: Origin = Origin(
+            uri=self.uri,
+            spaces=self.spaces,
+            env=spec if isinstance(spec, str) else None,
+            extra={name: metadata[name] for name in KEPT if name in metadata},
+        )
+        return observation, action
+
+    def _measured(self) -> int:
+        """Bytes of a row. The longest episode counts, of which not all rows need fit into memory."""
+        longest = max(self.lengths, default=0)
+        if not longest:
+            return 1
+        part = range(min(longest, _SAMPLE_ROWS))
+        others = (number for number, steps in enumerate(self.lengths) if steps)
+        return measure_first(
+            (self.lengths.index(longest), *others),
+            lambda episode: self._load(episode, part[: self.lengths[episode]], None),
+        )
 
     def _all_seeds(self) -> np.ndarray | None:
         """The seed of each episode, -1 if it has none; None: no episode has one."""
@@ -201,7 +205,9 @@ class MinariSource:
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`. The sum of its rewards is checked first."""
         if episode != self._summed:
-            self._check_rewards(episode, self._store.read(episode, [_REWARDS])[_REWARDS])
+            self._check_rewards(
+                episode, self._store.read(episode, [_REWARDS], None, self.lengths[episode])[_REWARDS]
+            )
             self._summed = episode
         return self._load(episode, range(start, stop), columns)
 
@@ -213,11 +219,8 @@ class MinariSource:
         names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
         names += ["actions"] * wants(Columns.ACTIONS)
         steps = self.lengths[episode]
-        if part is None:
-            found = self._store.read(episode, names)
-        else:
-            found = self._store.read_part(episode, names, part, steps)
-            steps = len(part)
+        found = self._store.read(episode, names, part, steps)
+        steps = steps if part is None else len(part)
         for name, value in found.items():
             if name in (_REWARDS, *_ENDS) and not isinstance(value, np.ndarray):
                 raise CorruptData(f"{name} of episode {episode} are nested: expected an array", uri=self.uri)
@@ -341,11 +344,8 @@ class _Hdf5Store:
         #: The library, once for all: an import statement takes as long as opening a dataset.
         self._h5py = import_module("h5py")
         self._open, self._all = self._h5py.h5o.open, self._h5py.h5s.ALL
-        try:
-            self.episodes = self._handles.guarded(0, None, partial(self._index, count))
-        except BaseException:
-            self._handles.close()
-            raise
+        with closing_on_error(self._handles), self._handles.guarded(0):
+            self.episodes = self._index(count)
 
     def _index(self, count: int) -> list[dict[str, Any]]:
         h5a = self._h5py.h5a
@@ -379,25 +379,17 @@ class _Hdf5Store:
             raise UnsafeData(f"{excerpt(name)} is a link, which may lead out of the file")
         return self._open(group, encoded)
 
-    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        """Columns of one episode: N+1 observations, N rows of all else."""
-        return self._handles.guarded(0, episode, lambda: self._read(episode, names))
-
-    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
-        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
-        return self._handles.guarded(0, episode, lambda: self._read(episode, names, part, steps))
-
-    def _read(
-        self, episode: int, names: Sequence[str], part: range | None = None, steps: int = 0
-    ) -> dict[str, Any]:
-        group = self._member(self._handles.file(0).id, f"episode_{episode}")
+    def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
+        """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
         found = {}
-        for name in names:
-            rows = None
-            if part is not None:
-                more = name == "observations"
-                rows = _Rows(part.start, part.stop + more, steps + more)
-            found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
+        with self._handles.guarded(0, episode):
+            group = self._member(self._handles.file(0).id, f"episode_{episode}")
+            for name in names:
+                rows = None
+                if part is not None:
+                    more = name == "observations"
+                    rows = _Rows(part.start, part.stop + more, steps + more)
+                found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
         return found
 
     def _value(self, group: Any, name: str, space: Any, depth: int, rows: _Rows | None) -> Any:
@@ -498,17 +490,11 @@ class _ArrowStore:
         self._open: tuple[int, ArrowTable] | None = None
         self._held: tuple[int, int, Any] | None = None
 
-    def read(self, episode: int, names: Sequence[str]) -> dict[str, Any]:
-        """Columns of one episode: N+1 observations, N rows of all else."""
-        return self._guarded(episode, lambda: self._columns(self._all(episode, names), names))
-
-    def read_part(self, episode: int, names: Sequence[str], part: range, steps: int) -> dict[str, Any]:
-        """Columns of some of the ``steps`` steps of an episode; observations have one more."""
-        return self._guarded(episode, lambda: self._columns(self._rows(episode, names, part, steps), names))
-
-    def _guarded(self, episode: int, action: Callable[[], T]) -> T:
-        kind = "Arrow" if self._parquet is None else "Parquet"
-        return guarded(self.files[episode], episode, action, format=kind)
+    def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
+        """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
+        with Guard(self.files[episode], episode, format="Arrow" if self._parquet is None else "Parquet"):
+            found = self._all(episode, names) if part is None else self._rows(episode, names, part, steps)
+            return self._columns(found, names)
 
     def _all(self, episode: int, names: Sequence[str]) -> Any:
         if self._parquet is not None:

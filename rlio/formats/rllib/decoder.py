@@ -77,8 +77,6 @@ __all__ = [
     "LISTS_WAY",
     "STEP_NUMBERS",
     "RllibDecoder",
-    "check_asked",
-    "parse_line",
     "wanted_columns",
 ]
 

@@ -22,7 +22,6 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -30,16 +29,16 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
 from rlio.batch.arrays import object_column
-from rlio.batch.columns import Columns, is_per_sequence
+from rlio.batch.columns import TRAJECTORY, Columns, is_per_sequence
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, excerpt
 from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.parquet_files import ParquetFiles
+from rlio.formats.files.step_rows import flags_of
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 from rlio.formats.format import Format, Holds, Marks
-from rlio.formats.hdf5_source import flags_of
 from rlio.formats.place import Place
 from rlio.formats.rllib.states import msgpack, pack, read_keys, space_from_rllib, space_to_rllib, unpack
 from rlio.formats.sink import Origin, PreparedEpisode
@@ -47,6 +46,7 @@ from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
 from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import Storage
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 logger: logging.Logger = logging.getLogger("rlio")
@@ -67,7 +67,6 @@ FORMAT = Format(
         ids="text",
         infos=True,
     ),
-    advice="read it with rlio.read",
     about="Episodes that RLlib's recorder has written several times are read once. Infos of resets are not "
     "read. Multi-agent episodes are refused.",
 )
@@ -78,12 +77,7 @@ _KEYS: Final = frozenset(
 #: In what `RllibEpisodeSink` writes of an episode without infos, for RLlib's episodes always have them.
 _NO_INFOS: Final = {"has_infos": False}
 _RUN: Final = re.compile(r"(.*)/run-\d+-\d+/[^/]+")
-_OWN: Final = frozenset(
-    (
-        *(Columns.OBS, Columns.NEXT_OBS, Columns.NEXT_OBS_VALID, Columns.ACTIONS, Columns.REWARDS),
-        *(Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.INFOS, Columns.EPS_ID, Columns.T),
-    )
-)
+_OWN: Final = TRAJECTORY - {Columns.AGENT_INDEX}
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ class RllibEpisodeSource:
         self._check_one_env()
         self._parquet = ParquetFiles(place.files, limits)
         self.notes: list[str] = []
-        try:
+        with closing_on_error(self):
             self._episodes = self._joined(self._find())
             self.lengths: list[int] = [
                 sum(chunk.stop - chunk.start for chunk in chunks) for chunks in self._episodes
@@ -126,9 +120,6 @@ class RllibEpisodeSource:
             self.row_bytes: int = measure_first(
                 range(len(self.lengths)), lambda episode: self.load(episode, None)
             )
-        except BaseException:
-            self.close()
-            raise
         for note in self.notes:
             logger.warning("%s: %s", self.uri, note)
 
@@ -150,7 +141,9 @@ class RllibEpisodeSource:
         rows = empty = 0
         for number in each_file(self.files):
             file = self.files[number]
-            for group in each(range(self._parquet.guarded(number, None, partial(self._groups, number)))):
+            with self._parquet.guarded(number):
+                groups = self._groups(number)
+            for group in each(range(groups)):
                 values = self._values(number, group)
                 for row in range(len(values)):
                     rows += 1
@@ -159,9 +152,8 @@ class RllibEpisodeSource:
                     if digest in seen:
                         continue
                     seen.add(digest)
-                    chunk = guarded(
-                        file, row, partial(self._chunk, data, number, group, row), format="msgpack"
-                    )
+                    with Guard(file, row, format="msgpack"):
+                        chunk = self._chunk(data, number, group, row)
                     if chunk.stop > chunk.start:
                         yield chunk
                     else:
@@ -230,7 +222,8 @@ class RllibEpisodeSource:
         if not self._episodes:
             return None
         chunk = self._episodes[0][0]
-        spaces: tuple[Any, Any] = self._guarded(chunk, lambda: self._spaces(self._state(chunk)))
+        with self._guarded(chunk):
+            spaces = self._spaces(self._state(chunk))
         return None if None in spaces else spaces
 
     # ---- reading ----
@@ -246,15 +239,15 @@ class RllibEpisodeSource:
 
     def _values(self, number: int, group: int) -> Any:
         """The packed episodes of a row group, as an Arrow column."""
-        table = self._parquet.guarded(number, None, partial(self._parquet.group, number, group, ["item"]))
-        return table.column("item")
+        with self._parquet.guarded(number):
+            return self._parquet.group(number, group, ["item"]).column("item")
 
-    def _guarded(self, chunk: _Chunk, action: Any) -> Any:
-        return guarded(self.files[chunk.file], chunk.row, action, format="an episode")
+    def _guarded(self, chunk: _Chunk) -> Guard:
+        return Guard(self.files[chunk.file], chunk.row, format="an episode")
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
-        parts = [self._guarded(chunk, partial(self._rows_of, chunk)) for chunk in self._episodes[episode]]
+        parts = [self._rows_of(chunk) for chunk in self._episodes[episode]]
         joined = parts[0] if len(parts) == 1 else concat_samples(parts)
         assert isinstance(joined, SampleBatch)
         return joined
@@ -267,7 +260,8 @@ class RllibEpisodeSource:
         return state
 
     def _rows_of(self, chunk: _Chunk) -> SampleBatch:
-        return self._rows(self._state(chunk), chunk)
+        with self._guarded(chunk):
+            return self._rows(self._state(chunk), chunk)
 
     def _spaces(self, state: dict[str, Any]) -> tuple[Any, Any]:
         """The spaces of observations and actions; None if they are not stored."""

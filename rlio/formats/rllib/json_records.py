@@ -22,13 +22,13 @@ import orjson
 from rlio.batch import Batch
 from rlio.batch.columns import Columns
 from rlio.catalog.names import HEADER, ShardName
-from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData
-from rlio.formats.files.inputs import Failures, find_files, raise_at
+from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, raise_at
+from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.files.json_files import spread_value
 from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
 from rlio.formats.files.partitions import refuse_partitions
 from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
-from rlio.formats.rllib.record_source import RecordFiles
+from rlio.formats.rllib.record_source import DecoderOf, RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.schemas.json_columns import check_containers
@@ -41,10 +41,10 @@ from rlio.storage.open_files import OpenFiles
 from rlio.support.progress import reached
 from rlio.support.spaces import Spaces
 
-__all__ = ["SUFFIXES", "JsonRecords", "open_json", "refuse_data_sets"]
+__all__ = ["JsonRecords", "open_json", "open_records"]
 
-#: Endings of the names of the files.
-SUFFIXES: Final = (".json", ".jsonl", ".zip")
+# Endings of the names of the files.
+_SUFFIXES: Final = (".json", ".jsonl", ".zip")
 
 _OPEN_FILES: Final = 4
 # A shuffled zip member up to this size is held inflated, because seeking back inflates it from the start.
@@ -316,16 +316,34 @@ def open_json(
     on_error: Literal["raise", "skip"],
 ) -> RecordFiles:
     """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
-    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-    refuse_partitions(files)
-    records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
-    decoder_of = partial(
-        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
+    records, files, decoder_of = open_records(
+        inputs,
+        on_error=on_error,
+        storage_options=storage_options,
+        limits=limits,
+        spaces=spaces,
+        format_options=format_options,
     )
     return RecordFiles(records, files, decoder_of, ReadOptions(on_error=on_error), columns=None)
 
 
-def refuse_data_sets(files: Sequence[InputFile]) -> None:
+def open_records(
+    inputs: StrPath | Sequence[StrPath],
+    *,
+    on_error: Literal["raise", "skip"],
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    **decoding: Any,
+) -> tuple[JsonRecords, list[InputFile], DecoderOf]:
+    """The records of JSON files, the files, and what makes decoders; ``decoding``: see `RllibDecoder`."""
+    files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+    _refuse_data_sets(files)
+    refuse_partitions(files)
+    records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
+    return records, files, partial(RllibDecoder, limits=limits, source=files[0].uri, **decoding)
+
+
+def _refuse_data_sets(files: Sequence[InputFile]) -> None:
     """Raise OptionError if a file belongs to a data set of rlio."""
     for file in files:
         name = file.path.rsplit("/", 1)[-1]

@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
 from rlio.formats.files.arrow_columns import bytes_of_views
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
@@ -24,6 +23,7 @@ from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles, each_file
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 
 FORMAT = Format(
     name="arrow",
@@ -31,7 +31,6 @@ FORMAT = Format(
     marks=Marks(endings=(".arrow", ".feather", ".ipc"), by_ending=True),
     source="rlio.formats.tables.arrow:ArrowTable",
     table="rlio.formats.tables.arrow:ArrowTable",
-    advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
 )
 
@@ -75,12 +74,10 @@ class ArrowTable(Pieces):
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
-        try:
+        with closing_on_error(self):
             for number in each_file(self.files):
-                guarded(self.files[number], None, partial(self._index, number), format="Arrow")
-        except BaseException:
-            self.close()
-            raise
+                with Guard(self.files[number], format="Arrow"):
+                    self._index(number)
 
     def pieces(self, file: int) -> Sequence[_Batch]:
         """The record batches of a file."""
@@ -126,7 +123,8 @@ class ArrowTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
-        return guarded(self.files[file], piece, lambda: self._decoded(file, piece, names), format="Arrow")
+        with Guard(self.files[file], piece, format="Arrow"):
+            return self._decoded(file, piece, names)
 
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
         import pyarrow as pa

@@ -41,7 +41,6 @@ FORMAT = Format(
     marks=Marks(endings=(".csv", ".tsv", ".csv.gz", ".tsv.gz"), by_ending=True),
     source="rlio.formats.tables.csv:CsvTable",
     table="rlio.formats.tables.csv:CsvTable",
-    advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
 )
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlio.errors import MissingColumn, SchemaError, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import MissingColumn, SchemaError, excerpt, raise_at
 from rlio.formats.tables.table import Table
 from rlio.mapping import Mapping
 
@@ -44,7 +43,7 @@ def stated_lengths(table: Table, mapping: Mapping) -> list[int] | None:
         except SchemaError as error:
             raise_at(
                 SchemaError(f"{_option(mapping)}: {_text(error)}", column=name),
-                uri=table.files[file].uri if table.files else table.uri,
+                uri=table.uri_of(file),
             )
     return found
 

@@ -33,13 +33,13 @@ from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
-from rlio.errors import DataNotFound, OptionError, RlioError, SchemaError, UnsafeData, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import DataNotFound, RlioError, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.formats.files.value_arrays import flags_in
+from rlio.formats.tables.final_rows import with_final_row
 from rlio.formats.tables.padding import PaddedLists, padding_error
 from rlio.formats.tables.paths import paths_in, resolved, walk
-from rlio.formats.tables.table import Lists, Rows, Table
-from rlio.mapping import DERIVE, Mapping
+from rlio.formats.tables.table import Lists, Rows, Table, TableAround
+from rlio.mapping import Mapping
 
 __all__ = ["EpisodeRows"]
 
@@ -50,7 +50,7 @@ _LOOK_ROWS: Final = 64
 _LOOK_BYTES: Final = 16 << 20
 
 
-class EpisodeRows(Table):
+class EpisodeRows(TableAround):
     """A table of steps, from one whose rows are episodes; a `Table`.
 
     Args:
@@ -67,10 +67,8 @@ class EpisodeRows(Table):
     is_cut = True
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
-        super().__init__(table.uri, table.files)
-        self.names: Sequence[str] = table.names
-        self.uneven: frozenset[str] = table.uneven
-        self._table, self._map = table, mapping
+        super().__init__(table)
+        self._map = mapping
         self.has_final: bool = False
         self._obs = {path[0] for path in paths_in(table, mapping.columns, of=Columns.OBS)}
         self._mask, self._is_inverted = self._mask_of()
@@ -91,7 +89,7 @@ class EpisodeRows(Table):
             try:
                 self._measure(file)
             except RlioError as error:
-                raise_at(error, uri=table.files[file].uri if table.files else table.uri)
+                raise_at(error, uri=table.uri_of(file))
         self._look_for_final()
         self._look_for_padding()
         for steps in self._steps:
@@ -254,16 +252,8 @@ class EpisodeRows(Table):
         Raises:
             OptionError: The lists of obs have the final observation, and ``next_obs`` names others.
         """
-        from dataclasses import replace
-
-        if not self.has_final:
-            return self._map
-        if self._map.next_obs not in (None, DERIVE):
-            raise OptionError(
-                "next_obs: the lists of obs, which have one item more than those of other columns, already "
-                "give it: leave it out"
-            )
-        return replace(self._map, next_obs=DERIVE, final_row=True)
+        by = "the lists of obs, which have one item more than those of other columns,"
+        return with_final_row(self._map, by) if self.has_final else self._map
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
@@ -365,15 +355,6 @@ class EpisodeRows(Table):
         """See `Table`."""
         found: NDArray[Any] = self._table.read(Rows(file, 0, self._table.rows[file]), [name])[name]
         return found
-
-    @property
-    def as_stored(self) -> Table:
-        """See `Table`."""
-        return self._table
-
-    def close(self) -> None:
-        """Close the table of episodes."""
-        self._table.close()
 
 
 def _lists_in(found: Any) -> Iterator[Lists]:

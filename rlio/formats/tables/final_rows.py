@@ -26,13 +26,24 @@ from rlio.batch.columns import Columns
 from rlio.errors import OptionError, SchemaError, excerpt
 from rlio.formats.tables.cuts import lengths_in
 from rlio.formats.tables.paths import paths_in
-from rlio.formats.tables.table import Rows, Table
+from rlio.formats.tables.table import Rows, Table, TableAround
 from rlio.mapping import DERIVE, Mapping, nested
 
-__all__ = ["FinalRows"]
+__all__ = ["FinalRows", "with_final_row"]
 
 
-class FinalRows(Table):
+def with_final_row(mapping: Mapping, by: str) -> Mapping:
+    """The mapping of a table whose episodes have a final row each; ``by``: what has the final observations.
+
+    Raises:
+        OptionError: ``next_obs`` names other ones.
+    """
+    if mapping.next_obs not in (None, DERIVE):
+        raise OptionError(f"next_obs: {by} already give it: leave it out")
+    return replace(mapping, next_obs=DERIVE, final_row=True)
+
+
+class FinalRows(TableAround):
     """A table with final rows, from arrays; a `Table`. `of` makes one.
 
     The other table gives arrays whole (`Table.array`). In final rows, columns without a value repeat the one
@@ -46,11 +57,9 @@ class FinalRows(Table):
     is_cut = True
 
     def __init__(self, table: Table, steps: Sequence[Sequence[int]]) -> None:
-        super().__init__(table.uri, table.files)
-        self.names: Sequence[str] = table.names
-        self.uneven: frozenset[str] = table.uneven
+        super().__init__(table)
         self.of_episodes: frozenset[str] = table.of_episodes
-        self._table, self._steps = table, steps
+        self._steps = steps
         self.lengths: Sequence[int] = [count + 1 for each in steps for count in each]
         self.rows: Sequence[int] = [sum(each) + len(each) for each in steps]
 
@@ -105,12 +114,7 @@ class FinalRows(Table):
                 f"sort={excerpt(mapping.sort)}: the arrays of obs have a row more in each episode, which has "
                 "no value to be sorted by: sort the arrays, and leave out sort="
             )
-        if mapping.next_obs not in (None, DERIVE):
-            raise OptionError(
-                "next_obs: the arrays of obs, which have a row more in each episode, already give it: leave "
-                "it out"
-            )
-        return replace(mapping, next_obs=DERIVE, final_row=True)
+        return with_final_row(mapping, "the arrays of obs, which have a row more in each episode,")
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
@@ -139,12 +143,3 @@ class FinalRows(Table):
     def array(self, file: int, name: str) -> NDArray[Any]:
         """See `Table`."""
         return self._table.array(file, name)
-
-    @property
-    def as_stored(self) -> Table:
-        """See `Table`."""
-        return self._table
-
-    def close(self) -> None:
-        """Close the other table."""
-        self._table.close()

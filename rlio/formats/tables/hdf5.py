@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -27,18 +26,19 @@ from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, SchemaError, UnsafeData, excerpt
-from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
+from rlio.formats.files.hdf5_files import Hdf5Files, leaves_of, tree_of
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.format import Format, Marks, titles_of_read
 from rlio.formats.place import Place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
-from rlio.formats.tables.paths import flags_of
+from rlio.formats.tables.paths import flags_of, names_of
 from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import each_file
 from rlio.storage.inputs import natural_order
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
 __all__ = ["Hdf5Table", "suggested_for"]
@@ -95,8 +95,9 @@ class Hdf5Table(Table):
 
     def name_datasets(self) -> None:
         """State the datasets of the first file as the columns, for a mapping that their names imply."""
-        root = self._handles.file(0)
-        self.names: Sequence[str] = _paths_below(self._handles, root, self._limits, datasets_only=True)
+        with self._handles.guarded(0):
+            root = self._handles.file(0)
+            self.names: Sequence[str] = _paths_below(self._handles, root, self._limits, datasets_only=True)
 
     # ---- what is in the files ----
 
@@ -109,19 +110,23 @@ class Hdf5Table(Table):
         self._lacks = int(mapping.final_row and not self._is_flat)
         wanted = _names_in(mapping)
         if not self._is_flat:
-            groups = self._guarded(0, lambda: self._matching(0, glob)) if glob else [""]
+            with self._handles.guarded(0):
+                groups = self._matching(0, glob) if glob else [""]
             self.of_episodes: frozenset[str] = frozenset(
-                flag for flag in flags_of(mapping) if self._guarded(0, partial(self._is_one, groups, flag))
+                flag for flag in flags_of(mapping) if self._is_one(groups, flag)
             )
             wanted = [name for name in wanted if name not in self.of_episodes]
         if not self._is_flat and not mapping.final_row and mapping.next_obs in (None, DERIVE):
             self._obs = _names_in(mapping, of=Columns.OBS)
-            if self._guarded(0, lambda: self._is_longer(self._first(glob), wanted)):
+            with self._handles.guarded(0):
+                is_longer = self._is_longer(self._first(glob), wanted)
+            if is_longer:
                 mapping, self._lacks = replace(mapping, next_obs=DERIVE, final_row=True), 1
             else:
                 self._obs = []
         for number in each_file(self.files):
-            self._guarded(number, partial(self._index, number, glob, wanted))
+            with self._handles.guarded(number):
+                self._index(number, glob, wanted)
         if not glob:
             return mapping
         self.lengths: Sequence[int] | None = [b - a for rows in self._starts for a, b in pairwise(rows)]
@@ -129,12 +134,13 @@ class Hdf5Table(Table):
 
     def _is_one(self, groups: Sequence[str], name: str) -> bool:
         """Whether a column of the first file has one value an episode. One step has one, too."""
-        for group in groups:
-            dataset = self._handles.member(0, _join(group, name))
-            if not self._handles.is_dataset(dataset) or dataset.shape not in ((), (1,)):
-                return False
-            if dataset.shape == ():
-                return True
+        with self._handles.guarded(0):
+            for group in groups:
+                dataset = self._handles.member(0, _join(group, name))
+                if not self._handles.is_dataset(dataset) or dataset.shape not in ((), (1,)):
+                    return False
+                if dataset.shape == ():
+                    return True
         return True
 
     def _is_longer(self, group: str, wanted: Collection[str]) -> bool:
@@ -142,7 +148,7 @@ class Hdf5Table(Table):
         tops = {name: top for name in wanted if (top := self._top(0, group, name)) is not None}
         rows: dict[bool, set[int]] = {True: set(), False: set()}
         for name, top in tops.items():
-            leaves = _leaves(top, self._tree(0, group, top))
+            leaves = leaves_of(self._tree(0, group, top), top)
             rows[name in self._obs] |= {len(self._dataset(0, group, leaf)) for leaf in leaves}
         longer, shorter = rows[True], rows[False]
         return len(longer) == len(shorter) == 1 and {count - 1 for count in longer} == shorter
@@ -152,14 +158,15 @@ class Hdf5Table(Table):
         names = mapping.episode or ()
         if len(names) != 1 or not _GLOB.search(names[0]):
             return ""
-        is_column = self._guarded(0, lambda: self._handles.member(0, names[0]) is not None)
-        return "" if is_column else names[0]
+        with self._handles.guarded(0):
+            return names[0] if self._handles.member(0, names[0]) is None else ""
 
     # ---- for formats that know the names ----
 
     def tree(self, glob: str = "") -> dict[str, Any]:
         """The members of the first episode, see `Hdf5Files.tree`: of a group, or with "" of the file."""
-        found = self._guarded(0, lambda: self._handles.tree(0, self._first(glob)))
+        with self._handles.guarded(0):
+            found = self._handles.tree(0, self._first(glob))
         return found if isinstance(found, dict) else {}
 
     def _first(self, glob: str) -> str:
@@ -167,7 +174,8 @@ class Hdf5Table(Table):
 
     def attribute(self, name: str) -> Any:
         """An attribute of the first file; None: there is none."""
-        return self._guarded(0, lambda: self._handles.file(0).attrs.get(name))
+        with self._handles.guarded(0):
+            return self._handles.file(0).attrs.get(name)
 
     def further(
         self, glob: str = "", *, known: Collection[str], like: str, lacks: int = 0
@@ -180,20 +188,21 @@ class Hdf5Table(Table):
             like: A column with a row a step.
             lacks: How many rows more than that another may have.
         """
-        return self._guarded(0, lambda: self._further(glob, known, like, lacks))
+        with self._handles.guarded(0):
+            return self._further(glob, known, like, lacks)
 
     def _further(
         self, glob: str, known: Collection[str], like: str, lacks: int
     ) -> tuple[dict[str, str], list[str]]:
         first = self._first(glob)
-        rows = len(self._dataset(0, first, _leaves(like, self._tree(0, first, like))[0]))
+        rows = len(self._dataset(0, first, leaves_of(self._tree(0, first, like), like)[0]))
         columns: dict[str, str] = {}
         others: list[str] = []
         for name in self._handles.member(0, first):
             if name in known:
                 continue
             try:
-                leaves = _leaves(name, self._tree(0, first, name))
+                leaves = leaves_of(self._tree(0, first, name), name)
                 counts = {len(self._dataset(0, first, leaf)) for leaf in leaves}
                 ColumnMapping({Columns.OBS: like, name: name})
             except (SchemaError, OptionError):
@@ -211,23 +220,18 @@ class Hdf5Table(Table):
 
     def described(self) -> str | None:
         """The tree of names in the first file; see `Table`."""
-        return self._guarded(0, lambda: f"the file has {tree_of(self._handles.file(0))}")
+        with self._handles.guarded(0):
+            return f"the file has {tree_of(self._handles.file(0))}"
 
     def suggested(self) -> str:
         """The mapping that the first file may need, and the layouts that need none; see `Table`."""
-        shown = self._guarded(0, lambda: suggested_for(self._handles, 0))
+        with self._handles.guarded(0):
+            shown = suggested_for(self._handles, 0)
         return (
             f"{shown} (docs/mapping.md); or read it with h5py, and pass its arrays to rlio.from_arrays, or "
             "its episodes to rlio.from_episodes. The layouts of HDF5 that need no mapping are "
             + titles_of_read(hdf5=True)
         )
-
-    def guarded(self, action: Callable[[], T]) -> T:
-        """Call ``action`` on the first file, see `Hdf5Files.guarded`."""
-        return self._guarded(0, action)
-
-    def _guarded(self, number: int, action: Callable[[], T]) -> T:
-        return self._handles.guarded(number, None, action)
 
     def _index(self, number: int, glob: str, wanted: Collection[str]) -> None:
         """Take in a file: its groups, and the rows of the wanted columns in each."""
@@ -291,7 +295,7 @@ class Hdf5Table(Table):
                     f"{excerpt(self._trees[name])}: map the parts that all episodes have",
                     column=name,
                 )
-            for path in _leaves(name, tree):
+            for path in leaves_of(tree, name):
                 counts[path] = len(self._dataset(number, group, path))
                 if any(name in (own, own.partition(".")[0]) for own in self._obs):
                     longer.add(path)
@@ -341,7 +345,11 @@ class Hdf5Table(Table):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
-        return {name: self._guarded(rows.file, partial(self._column, rows, name)) for name in names}
+        found = {}
+        for name in names:
+            with self._handles.guarded(rows.file):
+                found[name] = self._column(rows, name)
+        return found
 
     def _column(self, rows: Rows, name: str) -> Any:
         stated = self.partitions[rows.file]
@@ -393,10 +401,12 @@ class Hdf5Table(Table):
     def array(self, file: int, name: str) -> NDArray[Any]:
         """See `Table`."""
         if name in self.of_episodes:
-            return self._guarded(file, partial(self._values_of_episodes, file, name))
+            with self._handles.guarded(file):
+                return self._values_of_episodes(file, name)
         if self._groups[file] != [""] or self._handles.member(file, name) is None:
             return super().array(file, name)
-        return self._guarded(file, lambda: self._handles.read(self._dataset(file, "", name)))
+        with self._handles.guarded(file):
+            return self._handles.read(self._dataset(file, "", name))
 
     def _values_of_episodes(self, file: int, name: str) -> NDArray[Any]:
         found = []
@@ -423,11 +433,8 @@ def open_by_names(place: Place, *, limits: Limits) -> MappedSource:
         UnknownLayout: They have others; the message shows them.
     """
     table = Hdf5Table(place, limits=limits)
-    try:
-        table.guarded(table.name_datasets)
-    except BaseException:
-        table.close()
-        raise
+    with closing_on_error(table):
+        table.name_datasets()
     return by_own_names(table)
 
 
@@ -478,27 +485,12 @@ def _paths_below(files: Hdf5Files, group: Any, limits: Limits, *, datasets_only:
 
 def _names_in(mapping: ColumnMapping, *, of: str = "") -> list[str]:
     """The names of all columns that a mapping names; ``of``: for one column of rlio."""
-
-    def names(spec: Any) -> Iterator[str]:
-        if isinstance(spec, str):
-            yield spec
-        else:
-            for part in spec.values() if isinstance(spec, Mapping) else spec:
-                yield from names(part)
-
     if of:
         specs = [spec for name, spec in mapping.columns.items() if name.partition("/")[0] == of]
-        return list(names(specs))
+        return list(names_of(specs))
     next_obs = [] if mapping.next_obs in (None, DERIVE) else [mapping.next_obs]
     flags = [*flags_of(mapping), *([mapping.starts] if mapping.starts else ())]
-    return list(dict.fromkeys(names([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
-
-
-def _leaves(path: str, tree: Any) -> list[str]:
-    """The paths of the datasets in a column."""
-    if not isinstance(tree, dict):
-        return [path]
-    return [leaf for key, part in tree.items() for leaf in _leaves(f"{path}/{key}", part)]
+    return list(dict.fromkeys(names_of([mapping.columns, *next_obs, *flags, *(mapping.episode or ())])))
 
 
 def _join(group: str, name: str) -> str:

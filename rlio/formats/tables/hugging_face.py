@@ -33,7 +33,6 @@ FORMAT = Format(
     source="rlio.formats.tables.hugging_face:saved_table",
     table="rlio.formats.tables.hugging_face:saved_table",
     root=("state.json", "dataset_dict.json"),
-    advice="read it with rlio.read",
     about="Columns by rlio's names, or by a mapping (docs/mapping.md).",
 )
 

@@ -29,6 +29,7 @@ from rlio.formats.tables.npz import NpzTable
 from rlio.formats.tables.table import Rows
 from rlio.limits import Limits
 from rlio.mapping import DERIVE, Mapping
+from rlio.support.calls import closing_on_error
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -60,7 +61,6 @@ FORMATS: Final = (
         title="OGBench",
         marks=Marks(npz=_is_ogbench, endings=(".npz",)),
         source="rlio.formats.tables.known_npz:open_ogbench",
-        advice="read it with rlio.read",
         about="The last row of a trajectory is its final observation. All ends are truncations; no rewards.",
     ),
     Format(
@@ -68,7 +68,6 @@ FORMATS: Final = (
         title="NPZ with D4RL's names",
         marks=Marks(npz=_is_d4rl, endings=(".npz",)),
         source="rlio.formats.tables.known_npz:open_d4rl_npz",
-        advice="read it with rlio.read",
         about="Timeouts are truncations. Final observations are known only with next_observations.",
     ),
 )
@@ -81,14 +80,11 @@ def open_ogbench(place: Place, *, limits: Limits) -> MappedSource:
         UnknownLayout: The last row does not end a trajectory.
     """
     table = NpzTable(place, limits=limits)
-    try:
+    with closing_on_error(table):
         table.lengths = list(_trajectories(table))
         more, left_out = _further(table, _OGBENCH)
         columns = {Columns.OBS: "observations", Columns.ACTIONS: "actions", **more}
         source = MappedSource(table, Mapping(columns, truncated=True, next_obs=DERIVE, final_row=True))
-    except BaseException:
-        table.close()
-        raise
     source.notes.append(
         "The last row of each trajectory is its final observation, as OGBench's loader reads it: its action "
         "is left out. terminals end trajectories that were cut; none of them terminated."
@@ -107,7 +103,7 @@ def open_ogbench(place: Place, *, limits: Limits) -> MappedSource:
 def open_d4rl_npz(place: Place, *, limits: Limits) -> MappedSource:
     """The episodes of NPZ with D4RL's names."""
     table = NpzTable(place, limits=limits)
-    try:
+    with closing_on_error(table):
         more, left_out = _further(table, {*_D4RL, _TIMEOUTS, _NEXT})
         names = {Columns.OBS: "observations", Columns.ACTIONS: "actions", Columns.REWARDS: "rewards"}
         source = MappedSource(
@@ -119,9 +115,6 @@ def open_d4rl_npz(place: Place, *, limits: Limits) -> MappedSource:
                 next_obs=_NEXT if _NEXT in table.names else DERIVE,
             ),
         )
-    except BaseException:
-        table.close()
-        raise
     if not {_TIMEOUTS, _NEXT} & {*table.names}:
         source.notes.append(
             f"{source.uri} has no timeouts and no next observations: an episode that a time limit cut is "

@@ -16,8 +16,7 @@ from rlio.batch.arrays import concat_leaves
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.batch.ragged import Ragged, item_type
-from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, excerpt, raise_at
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.tables.described import hint_of, kind_of
 from rlio.formats.tables.doubts import NOT, mask_ends
@@ -129,7 +128,7 @@ class MappedColumns:
                     mask = None if keep is None else keep[at : at + high - low]
                     parts.append(self._table.read(Rows(file, low, max(low, high), mask, fills), names))
                 except RlioError as error:
-                    raise_at(error, uri=self._table.files[file].uri if self._table.files else self.uri)
+                    raise_at(error, uri=self._table.uri_of(file))
             file += 1
         found = {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
         for path in found.keys() & self._codes.keys():

@@ -251,6 +251,22 @@ class MappedSource(MappedEpisodes):
         for path, is_needed in self._step_paths():
             self._check_restarts(path, is_needed=is_needed)
 
+    def _looked(
+        self, path: tuple[str, ...], *, fills: bool = False, is_needed: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """The first row and the values of each stretch of a column, as far as it can be read.
+
+        A column that the mapping does not name may hold anything; one that ``is_needed`` must be readable.
+        """
+        for start, stop in stretches(self._file_starts):
+            try:
+                values = self._read(start, stop, [path], fills=fills)[path]
+            except RlioError:
+                if is_needed:
+                    raise
+                return
+            yield start, values
+
     def _check_edges(self, name: str) -> None:
         """Refuse a flag of first or last rows that is not named, and would cut an episode."""
         mapping, field = self._map, EDGE_NAMES[name.lower()]
@@ -263,24 +279,22 @@ class MappedSource(MappedEpisodes):
             if self._ids
             else f"pass {field}={excerpt(name)}"
         )
-        for start, stop in stretches(self._file_starts):
+        for start, values in self._looked((name,), fills=mapping.final_row):
             try:
-                flagged = flags_in(name, self._read(start, stop, [(name,)], fills=mapping.final_row)[name,])
+                flagged = flags_in(name, values)
             except RlioError:
-                return  # A column that the mapping does not name may hold anything.
-            check_edges(name, flagged, np.isin(np.arange(start, stop), edges), start, way)
+                return  # No flags.
+            check_edges(name, flagged, np.isin(start + np.arange(len(flagged)), edges), start, way)
 
     def _check_cut(self, path: tuple[str, ...]) -> None:
         """Refuse a flag of time limits that is not named, in an episode that is to be terminated."""
         flag, after = self._flags[0], np.array(self._starts[1:], np.int64)
-        for start, stop in stretches(self._file_starts):
+        for start, values in self._looked(path, fills=True):
             try:
-                flags = as_flags(
-                    self._read(start, stop, [path], fills=True)[path], Flag(path, False), fills=True
-                )
+                flags = as_flags(values, Flag(path, False), fills=True)
             except RlioError:
-                return  # A column that the mapping does not name may hold anything.
-            rows = start + np.flatnonzero(flags)
+                return  # No flags.
+            rows, stop = start + np.flatnonzero(flags), start + len(flags)
             episodes = np.searchsorted(after, rows, side="right")
             if flag is not None and flag.path in self._of_episodes:
                 rows = rows[self._of_episodes[flag.path][episodes]]
@@ -307,14 +321,10 @@ class MappedSource(MappedEpisodes):
     def _check_times(self, name: str) -> None:
         back, later = [np.zeros(0, np.int64)], 0
         before, starts = None, np.array(self._starts, np.int64)
-        for start, stop in stretches(self._file_starts):
-            try:
-                values = self._read(start, stop, [(name,)], fills=self._map.final_row)[name,]
-            except RlioError:
-                return  # A column that the mapping does not name may hold anything.
+        for start, values in self._looked((name,), fills=self._map.final_row):
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iufM":
                 return
-            rows = np.arange(start, stop)
+            rows = start + np.arange(len(values))
             others = np.concatenate([values[:1] if before is None else before, values[:-1]])
             goes_on = ~np.isin(rows, starts)
             back.append(rows[goes_on & (values < others)])
@@ -326,14 +336,10 @@ class MappedSource(MappedEpisodes):
 
     def _check_env(self, name: str) -> None:
         before, starts = None, np.array(self._starts, np.int64)
-        for start, stop in stretches(self._file_starts):
-            try:
-                values = self._read(start, stop, [(name,)])[name,]
-            except RlioError:
-                return  # A column that the mapping does not name may hold anything.
+        for start, values in self._looked((name,)):
             if not isinstance(values, np.ndarray) or values.ndim != 1:
                 return
-            check_env(name, values, before, np.isin(np.arange(start, stop), starts), start)
+            check_env(name, values, before, np.isin(start + np.arange(len(values)), starts), start)
             before = values[-1]
 
     def _check_next_obs(self) -> None:
@@ -387,13 +393,7 @@ class MappedSource(MappedEpisodes):
         in_order = self._map.next_obs == DERIVE
         starts = np.array(self._starts, np.int64)
         restarts = Restarts(".".join(path), starts, in_order=in_order, skips_last=final)
-        for start, stop in stretches(self._file_starts):
-            try:
-                values = self._read(start, stop, [path], fills=final)[path]
-            except RlioError:
-                if is_needed:
-                    raise
-                return  # A column that the mapping does not name may hold anything.
+        for start, values in self._looked(path, fills=final, is_needed=is_needed):
             if isinstance(values, np.ndarray):
                 values = one_a_row(Columns.T, values)
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iuf":

@@ -14,9 +14,10 @@ all rows, and ``tokens.offsets``, where each row begins, and the end of the last
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from rlio.batch.npz import read_array, read_header
 from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import SchemaError, UnsafeData
 from rlio.formats.episode_files import EpisodeFilesSink
-from rlio.formats.files.inputs import guarded, in_column
+from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
@@ -40,6 +41,7 @@ from rlio.mapping import Mapping
 from rlio.storage import InputFiles, Storage, each_file
 from rlio.storage.open_files import OpenFiles
 from rlio.storage.zip_files import check_member, open_archive
+from rlio.support.calls import closing_on_error
 
 FORMAT = Format(
     name="npz",
@@ -63,7 +65,6 @@ FORMAT = Format(
         agents=True,
         uniform="dtypes",
     ),
-    advice="read it with rlio.read",
     about="Arrays by rlio's names, with `lengths` of the episodes; or any, by a mapping (docs/mapping.md).",
 )
 
@@ -72,8 +73,6 @@ _LENGTHS = "lengths"
 _VALUES, _OFFSETS = ".values", ".offsets"
 # What a row of a `Ragged` takes in memory besides its items.
 _ROW_BYTES: Final = 64
-T = TypeVar("T")
-
 #: Rows of a larger file that are read without the rest: the first ones show whether a mapping fits.
 _FIRST_ROWS: Final = 1024
 _OPEN_FILES: Final = 4
@@ -106,7 +105,8 @@ class NpzTable(Table):
         self._single: set[str] = set()
         lengths: list[Any] = []
         for number in each_file(self.files):
-            shapes = self._guarded(number, self._shapes)
+            with self._archive(number) as archive:
+                shapes = self._shapes(archive)
             self._ragged.append(_ragged_in(shapes))
             for name in self._ragged[-1]:
                 del shapes[name + _VALUES]
@@ -131,25 +131,22 @@ class NpzTable(Table):
         self.names = [*self.names, *sorted(self.of_episodes.difference(self.names))]
         return mapping
 
-    def _guarded(self, number: int, action: Callable[[zipfile.ZipFile], T]) -> T:
-        def opened() -> T:
-            return action((self._open.get(number) or self._open.add(number, self._opened(number)))[1])
-
+    @contextmanager
+    def _archive(self, number: int) -> Iterator[zipfile.ZipFile]:
+        """A file as the archive of its arrays, which stays open."""
         try:
-            return guarded(self.files[number], None, opened, format="NPZ")
+            with Guard(self.files[number], format="NPZ"):
+                yield (self._open.get(number) or self._open.add(number, self._opened(number)))[1]
         except BaseException:
             self._open.drop(number)  # The next call reads it as it is then.
             raise
 
     def _opened(self, number: int) -> tuple[IO[bytes], zipfile.ZipFile]:
         stream = self._inputs.open(number)
-        try:
+        with closing_on_error(stream):
             archive = open_archive(stream, self._limits, uri=self.files[number].uri)
             if len(archive.infolist()) > self._limits.columns:
                 raise UnsafeData(f"more than {self._limits.columns} arrays")
-        except BaseException:
-            stream.close()
-            raise
         return stream, archive
 
     def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
@@ -174,7 +171,8 @@ class NpzTable(Table):
         if missing := [name for name in names if name not in kept]:
             parts = [name + end for name in ragged.intersection(missing) for end in (_VALUES, _OFFSETS)]
             stored = [*parts, *(name for name in missing if name not in ragged)]
-            found = self._guarded(number, lambda archive: self._decoded(archive, stored, rows))
+            with self._archive(number) as archive:
+                found = self._decoded(archive, stored, rows)
             for name in ragged.intersection(missing):
                 self.allowance.piece().spend(_ROW_BYTES * self._counts[number][name])
                 with in_column(name):

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from rlio.errors import (
     UnknownLayout,
     UnsafeData,
     excerpt,
+    raise_at,
 )
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import (
@@ -44,7 +45,7 @@ from rlio.formats.files.arrow_columns import (
     to_column,
     to_lists,
 )
-from rlio.formats.files.inputs import Failures, find_files, in_column, raise_at
+from rlio.formats.files.inputs import Failures, Guard, find_files, in_column
 from rlio.formats.files.json_files import parse_json
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, registered_extensions
@@ -53,7 +54,7 @@ from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_columns
 from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_columns
-from rlio.formats.rllib.record_source import RecordFiles
+from rlio.formats.rllib.record_source import DecoderOf, RecordFiles
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.schemas.arrow_tables import arrow_times
@@ -63,13 +64,12 @@ from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile, each_file
 from rlio.storage.filesystem import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.spaces import Spaces
 
-__all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "check_infos_stay", "open_rows"]
+__all__ = ["SUFFIXES", "BatchRows", "RowGroups", "StepRows", "open_row_groups", "open_rows"]
 
 logger: logging.Logger = logging.getLogger("rlio")
-
-T = TypeVar("T")
 
 #: Endings of the names of the files.
 SUFFIXES: Final = (".parquet",)
@@ -84,16 +84,6 @@ _GROUP_ROWS: Final = 64
 _RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
 
 
-def check_infos_stay(whole: RllibDecoder, files: Sequence[InputFile]) -> None:
-    """Raise OptionError if infos are said to be in other rows than those of their steps."""
-    if whole.infos.given == "obs":
-        raise OptionError(
-            "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
-            "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
-            uri=files[0].uri,
-        )
-
-
 def open_rows(
     inputs: StrPath | Sequence[StrPath],
     *,
@@ -104,20 +94,48 @@ def open_rows(
     on_error: Literal["raise", "skip"],
 ) -> GroupFiles:
     """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
-    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-    decoder_of = partial(
-        RllibDecoder, spaces=spaces, limits=limits, format_options=format_options, source=files[0].uri
+    options = ReadOptions(on_error=on_error)
+    groups, decoder_of = open_row_groups(
+        inputs,
+        options,
+        refuse=True,
+        storage_options=storage_options,
+        limits=limits,
+        spaces=spaces,
+        format_options=format_options,
     )
-    groups, options = RowGroups(files, limits, None, refuse=True), ReadOptions(on_error=on_error)
-    try:
-        groups.index(failures := Failures(on_error))
+    with closing_on_error(groups):
         if groups.rows_are_batches:
-            return RecordFiles(BatchRows(groups, failures), files, decoder_of, options, columns=None)
-        check_infos_stay(whole := decoder_of(), files)
-        return StepRows(groups, files, options, spaces, whole, {}, columns=None)
-    except BaseException:
-        groups.close()
-        raise
+            return RecordFiles(BatchRows(groups), groups.files, decoder_of, options, columns=None)
+        return StepRows(groups, options, spaces, decoder_of(None), {}, columns=None)
+
+
+def open_row_groups(
+    inputs: StrPath | Sequence[StrPath],
+    options: ReadOptions,
+    *,
+    refuse: bool,
+    storage_options: Mapping[str, Any] | None,
+    limits: Limits,
+    **decoding: Any,
+) -> tuple[RowGroups, DecoderOf]:
+    """The row groups of Parquet files, and what makes decoders.
+
+    Args:
+        inputs: The files.
+        options: The columns that are read, and what to do with damage.
+        refuse: See `RowGroups`.
+        storage_options: Keywords of the fsspec filesystem.
+        limits: What the files may ask for.
+        decoding: Options of `RllibDecoder`.
+    """
+    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
+    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri, **decoding)
+    decoder_of()  # Raises before a file is opened.
+    groups = RowGroups(files, limits, options.columns, refuse=refuse)
+    with closing_on_error(groups):
+        groups.index(Failures(options.on_error))
+    return groups, decoder_of
 
 
 class RowGroups:
@@ -161,12 +179,14 @@ class RowGroups:
         self._times: dict[int, dict[str, np.dtype[Any]]] = {}
 
     def index(self, failures: Failures) -> None:
-        """Read the footers."""
+        """Read the footers; ``failures`` handles files that cannot be opened."""
+        self.failures: Failures = failures
         self.places, self.rows, self.sizes, self.kinds = [], [], [], []
         kinds: set[bool] = set()
         for number in each_file(self.files):
             try:
-                kind = self._parquet.guarded(number, None, partial(self._index, number))
+                with self._parquet.guarded(number):
+                    kind = self._index(number)
             except (CorruptData, SchemaError) as error:
                 failures.handle(error)
                 continue
@@ -252,37 +272,33 @@ class RowGroups:
                     column=path,
                 )
 
-    def read(
-        self, group: int, start: int, stop: int, columns: frozenset[str] | None, use: Callable[[Any], T]
-    ) -> T:
-        """Apply ``use`` to the Arrow table of some rows of a group; errors name the file and group."""
+    def read(self, group: int, start: int, stop: int, columns: frozenset[str] | None) -> Any:
+        """The Arrow table of some rows of a group; see `guarded`."""
         number, index, _ = self.places[group]
         stated = self._partitions[number]
         mine = {name: value for name, value in stated.items() if columns is None or name in columns}
         stored = None if columns is None else columns - mine.keys()
-
-        def rows() -> Any:
-            if mine and stored is not None and not stored.intersection(self.names(number)):
-                return with_partitions(None, mine, stop - start)
-            table = self._parquet.rows(number, index, start, stop, stored)
-            return with_partitions(table, mine, stop - start) if mine else table
-
-        return self.guarded(group, lambda: use(rows()))
+        if mine and stored is not None and not stored.intersection(self.names(number)):
+            return with_partitions(None, mine, stop - start)
+        table = self._parquet.rows(number, index, start, stop, stored)
+        return with_partitions(table, mine, stop - start) if mine else table
 
     def expect(self, groups: Sequence[int], columns: frozenset[str] | None) -> None:
         """State which groups of one file are read next."""
         number = self.places[groups[0]][0]
-        self._parquet.expect(number, [self.places[group][1] for group in groups], columns)
+        with self.guarded(groups[0]):
+            self._parquet.expect(number, [self.places[group][1] for group in groups], columns)
 
     def whole(self, group: int) -> Any:
         """The Arrow table of all rows of a group. The last one is kept."""
         number, index, _ = self.places[group]
-        return self.guarded(group, partial(self._parquet.group, number, index))
+        with self.guarded(group):
+            return self._parquet.group(number, index)
 
-    def guarded(self, group: int, action: Callable[[], T]) -> T:
-        """Call ``action``; errors name the file and group."""
+    def guarded(self, group: int) -> Guard:
+        """Name the file and the group in errors of a block."""
         number, index, _ = self.places[group]
-        return self._parquet.guarded(number, index, action)
+        return self._parquet.guarded(number, index)
 
     def allowance(self, group: int, columns: frozenset[str] | None) -> Allowance:
         """The memory allowance for all packed columns of the group together."""
@@ -373,10 +389,10 @@ def _rows_are_batches(schema: Any) -> bool:
 class BatchRows:
     """Rows that are batches; `Records`."""
 
-    def __init__(self, groups: RowGroups, failures: Failures) -> None:
+    def __init__(self, groups: RowGroups) -> None:
         self._groups = groups
         self.files: Sequence[InputFile] = groups.files
-        self.failures: Failures = failures
+        self.failures: Failures = groups.failures
         self._ends = list(accumulate(groups.rows))
         self.numbers: list[int] = []
         counts = [0] * len(self.files)
@@ -443,7 +459,6 @@ class StepRows(GroupFiles):
 
     Args:
         groups: The row groups.
-        files: Their files.
         options: What to do with files with different columns.
         spaces: See the reader.
         decoder: Settles flags, and scales actions.
@@ -454,7 +469,6 @@ class StepRows(GroupFiles):
     def __init__(
         self,
         groups: RowGroups,
-        files: Sequence[InputFile],
         options: ReadOptions,
         spaces: Spaces | None,
         decoder: RllibDecoder,
@@ -462,8 +476,15 @@ class StepRows(GroupFiles):
         *,
         columns: Sequence[str] | None,
     ) -> None:
-        super().__init__(files, {**decoder.details, **about})
+        if decoder.infos.given == "obs":
+            raise OptionError(
+                "format_options={'infos': 'obs'}: rows are single steps, whose infos the reader does not "
+                "move to other rows: leave it out, and move them in a function (rlio.MappedInput)",
+                uri=groups.files[0].uri,
+            )
+        super().__init__(groups.files, {**decoder.details, **about})
         self._row_groups, self._decoder = groups, decoder
+        self.failures: Failures = groups.failures
         for name in decoder.lists:
             groups.unequal.setdefault(name, ())
         self._asked = None if columns is None else frozenset(columns)
@@ -483,12 +504,12 @@ class StepRows(GroupFiles):
         #: (row group, first row in it, row after the last) of each group.
         self._groups: list[tuple[int, int, int]] = []
         part = min(_GROUP_BYTES, groups.limits.group_bytes // 2)
-        ends = [0] * len(files)
+        ends = [0] * len(groups.files)
         for group, rows in enumerate(groups.rows):
             most = max(_GROUP_ROWS, part // max(1, row_bytes, groups.sizes[group] // rows))
             self._groups += [(group, at, min(at + most, rows)) for at in range(0, rows, most)]
             ends[groups.places[group][0]] = len(self._groups)
-        of_files = zip(files, pairwise(accumulate(ends, max, initial=0)), strict=True)
+        of_files = zip(groups.files, pairwise(accumulate(ends, max, initial=0)), strict=True)
         segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
         self._state([stop - start for _, start, stop in self._groups], segments, row_bytes=row_bytes)
 
@@ -518,15 +539,17 @@ class StepRows(GroupFiles):
             if self._asked is None:
                 raise
         found: dict[str, Any] = {}
-        use = partial(self._decoded, group=group, start=0)
         for name in names:
             try:
-                found |= self._row_groups.read(group, 0, rows, frozenset([name]), use)
+                with self._row_groups.guarded(group):
+                    table = self._row_groups.read(group, 0, rows, frozenset([name]))
+                    found |= self._decoded(table, group, 0)
             except (CorruptData, SchemaError) as error:
                 if name in self._asked:
                     raise
                 logger.info("a column that is not requested is left out: %s", error)
-        return self._row_groups.guarded(group, lambda: self._settled(found))
+        with self._row_groups.guarded(group):
+            return self._settled(found)
 
     def expect(self, groups: range, columns: Sequence[str] | None) -> None:
         """See `GroupFiles`."""
@@ -559,11 +582,9 @@ class StepRows(GroupFiles):
 
     def _batch(self, group: int, start: int, stop: int, stored: frozenset[str] | None) -> SampleBatch:
         """Some rows of a row group, of the columns ``stored``; None: all."""
-
-        def use(table: Any) -> SampleBatch:
+        with self._row_groups.guarded(group):
+            table = self._row_groups.read(group, start, stop, stored)
             return self._settled(self._decoded(table, group, start))
-
-        return self._row_groups.read(group, start, stop, stored, use)
 
     def _decoded(self, table: Any, group: int, start: int) -> dict[str, Any]:
         columns, names = {}, table.column_names

@@ -11,6 +11,7 @@ from rlio.formats.place import Place
 from rlio.formats.tables.parquet_source import RowGroups
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
+from rlio.support.calls import closing_on_error
 
 __all__ = ["ParquetTable"]
 
@@ -26,7 +27,7 @@ class ParquetTable(Pieces):
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
         self._groups = RowGroups(place.files, limits, None, refuse=True, mapped=True)
-        try:
+        with closing_on_error(self._groups):
             self._groups.index(Failures("raise"))
             #: Of each file: the numbers of its row groups among all.
             self._of_file: list[list[int]] = [[] for _ in self.files]
@@ -34,15 +35,13 @@ class ParquetTable(Pieces):
                 self._of_file[file].append(group)
             for file, groups in enumerate(self._of_file):
                 self.add_pieces(self._groups.names(file), [self._groups.rows[group] for group in groups])
-        except BaseException:
-            self._groups.close()
-            raise
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
         group = self._of_file[file][piece]
         rows = self._groups.rows[group]
-        return self._groups.read(group, 0, rows, frozenset(names), lambda table: table)
+        with self._groups.guarded(group):
+            return self._groups.read(group, 0, rows, frozenset(names))
 
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """See `Pieces`."""

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import concat_leaves
 from rlio.batch.columns import Columns
 from rlio.batch.nested import map_structure
-from rlio.errors import RlioError, SchemaError, excerpt
-from rlio.formats.files.inputs import raise_at
+from rlio.errors import RlioError, SchemaError, excerpt, raise_at
 from rlio.formats.files.value_arrays import one_a_row
 from rlio.formats.tables.paths import resolved, walk
-from rlio.formats.tables.table import Rows, Table
+from rlio.formats.tables.table import Rows, Table, TableAround
 from rlio.mapping import Mapping
 
 __all__ = ["SortedRows"]
@@ -55,7 +54,7 @@ def _check_order(texts: Sequence[str], name: str) -> None:
     )
 
 
-class SortedRows(Table):
+class SortedRows(TableAround):
     """A table in the order of another one's ids and times; a `Table`.
 
     Episodes come in the order of their first rows. Opening reads the columns of the order; memory holds 8
@@ -74,10 +73,7 @@ class SortedRows(Table):
     """
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
-        super().__init__(table.uri, table.files)
-        self.names: Sequence[str] = table.names
-        self.uneven: frozenset[str] = table.uneven
-        self._table = table
+        super().__init__(table)
         self.ties: int = 0
         ids = [resolved(table, name, "episode") for name in mapping.episode or ()]
         keys = [resolved(table, name, "sort") for name in mapping.sort]
@@ -154,7 +150,7 @@ class SortedRows(Table):
         try:
             return self._table.read(rows, names)
         except RlioError as error:
-            raise_at(error, uri=self._table.files[rows.file].uri if self._table.files else self.uri)
+            raise_at(error, uri=self._table.uri_of(rows.file))
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
@@ -176,15 +172,6 @@ class SortedRows(Table):
             return self._read(Rows(0, 0, 0, None, rows.fills), names)
         place = np.searchsorted(stored, wanted)
         return {name: _joined(name, [part[name] for part in parts], place) for name in names}
-
-    @property
-    def as_stored(self) -> Table:
-        """See `Table`."""
-        return self._table
-
-    def close(self) -> None:
-        """Close the other table."""
-        self._table.close()
 
 
 def _joined(name: str, parts: Sequence[Any], place: NDArray[np.int64]) -> Any:

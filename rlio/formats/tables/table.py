@@ -33,7 +33,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import InputFile
 
-__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "table_in_memory"]
+__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "TableAround", "table_in_memory"]
 
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
@@ -204,6 +204,10 @@ class Table:
         """The table whose columns messages show."""
         return self
 
+    def uri_of(self, file: int) -> str:
+        """Where a file is, for messages."""
+        return self.files[file].uri if self.files else self.uri
+
     def count(self, file: int, name: str) -> int:
         """Rows of a column of a file: the number of rows, unless it is an array beside the rows."""
         return self.rows[file]
@@ -238,6 +242,29 @@ class Table:
                 * (rows > 1 and len(self.files) > 1 and self.holds_arrays),
                 column=name,
             )
+
+
+class TableAround(Table):
+    """A table with the rows of another one, cut or ordered otherwise; a base class.
+
+    Args:
+        table: The other table; owned by this one.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table.uri, table.files)
+        self._table = table
+        self.names: Sequence[str] = table.names
+        self.uneven: frozenset[str] = table.uneven
+
+    @property
+    def as_stored(self) -> Table:
+        """See `Table`."""
+        return self._table
+
+    def close(self) -> None:
+        """Close the other table."""
+        self._table.close()
 
 
 def _lists_of_arrays(column: Any) -> Any:

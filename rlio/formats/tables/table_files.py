@@ -15,7 +15,7 @@ from rlio.catalog.names import HEADER
 from rlio.errors import DataNotFound, OptionError, RlioError, UnknownLayout, excerpt
 from rlio.formats.files.inputs import find_files
 from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
-from rlio.formats.place import Place, about_format, closed_on_error, locate_format, open_place
+from rlio.formats.place import Place, about_format, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
 from rlio.limits import DEFAULT_LIMITS, Limits
@@ -25,6 +25,7 @@ from rlio.source.episodes import EpisodeFiles
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import expand_inputs, is_glob
 from rlio.storage.paths import StrPath
+from rlio.support.calls import closing_on_error
 from rlio.support.options import expected
 from rlio.support.spaces import Spaces
 
@@ -79,8 +80,8 @@ def open_table_files(
         limits=limits,
         storage_options=storage_options,
     )
-    about = about_format(found, own)
-    return closed_on_error(layout, about, spaces=spaces, on_error=on_error)
+    with closing_on_error(layout):
+        return EpisodeFiles(layout, about=about_format(found, own), spaces=spaces, on_error=on_error)
 
 
 def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:

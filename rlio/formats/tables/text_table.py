@@ -16,12 +16,13 @@ from functools import partial
 from typing import IO, Any, Final, cast
 
 from rlio.errors import CorruptData, UnsafeData, excerpt
-from rlio.formats.files.inputs import guarded
+from rlio.formats.files.inputs import Guard
 from rlio.formats.place import Place
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles, each_file, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import reached
 
 __all__ = ["TextTable"]
@@ -79,12 +80,10 @@ class TextTable(Pieces):
         self._blocks: list[list[tuple[int, int]]] = []
         self._schema: Any = None
         schemas = []
-        try:
+        with closing_on_error(self):
             for number in each_file(place.files):
-                schemas += guarded(place.files[number], None, partial(self._index, number), format=self.title)
-        except BaseException:
-            self.close()
-            raise
+                with Guard(place.files[number], format=self.title):
+                    schemas += self._index(number)
         self._schema = _joined(schemas)
 
     def header(self, stream: IO[bytes]) -> list[str]:
@@ -147,15 +146,12 @@ class TextTable(Pieces):
 
     def decode(self, file: int, piece: int, names: Sequence[str], schema: Any = None) -> Any:
         """See `Pieces`. ``schema``: other types than those of the table."""
-
-        def action() -> Any:
+        with Guard(self.files[file], format=self.title):
             stream = self._open.get(file) or self._open.add(file, self._opened(file))
             start, size = self._blocks[file][piece]
             self.allowance.piece().spend(_PARSED * size)
             stream.seek(start)
             return self.parse(stream.read(size), file, names, schema or self._schema)
-
-        return guarded(self.files[file], None, action, format=self.title)
 
     def _is_packed(self, file: int) -> bool:
         return self.files[file].path.lower().endswith(".gz")
