@@ -420,6 +420,19 @@ def test_row_groups_of_a_large_file_are_requested_side_by_side_and_once(
 
 
 @pytest.mark.usefixtures("_wide")
+def test_an_export_requests_row_groups_of_a_large_file_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # Open files share what is kept.
+    path, watch, data = uuid.uuid4().hex, Watch(), rows_in_groups(40, width=30)
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.parquet", data)
+    dataset = rlio.open_dataset(f"faulty:///{path}/data", storage_options=options(watch))
+    stream = dataset.to_arrow_batches()
+    watch.most, sizes = 0, requested(monkeypatch)
+    assert stream.read_all()["t"].to_pylist() == list(range(2000))
+    assert 8 < watch.most <= REQUESTS + 1
+    assert sum(sizes) <= len(data)
+
+
+@pytest.mark.usefixtures("_wide")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_records_of_a_large_file_of_lines_are_requested_side_by_side(
     shuffle: bool, monkeypatch: pytest.MonkeyPatch
