@@ -290,6 +290,12 @@ class RowGroups:
         table = self._parquet.rows(number, index, start, stop, stored)
         return with_partitions(table, mine, stop - start) if mine else table
 
+    def expect(self, groups: Sequence[int], columns: frozenset[str] | None) -> None:
+        """State which groups of one file are read next."""
+        number = self.places[groups[0]][0]
+        with self.guarded(groups[0]):
+            self._parquet.expect(number, [self.places[group][1] for group in groups], columns)
+
     def whole(self, group: int) -> Any:
         """The Arrow table of all rows of a group. The last one is kept."""
         number, index, _ = self.places[group]
@@ -389,6 +395,10 @@ class BatchRows:
 
     def count(self) -> int:
         return len(self.numbers)
+
+    def expect(self, indices: range) -> None:
+        first, last = (bisect_right(self._ends, index) for index in (indices[0], indices[-1]))
+        self._groups.expect(range(first, last + 1), None)
 
     def rows_of(self, index: int) -> int | None:
         return None
@@ -530,11 +540,23 @@ class StepRows(GroupFiles):
         with self._row_groups.guarded(group):
             return self._settled(found)
 
-    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
+        """See `GroupFiles`."""
+        stored = self._stored_of(None if columns is None else self._stored(columns))[1]
+        numbers = dict.fromkeys(self._groups[group][0] for group in groups)
+        self._row_groups.expect([*numbers], stored)
+
+    def _stored_of(
+        self, columns: frozenset[str] | None
+    ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+        """The columns that are wanted, and those of the file that they are made of; None: all."""
         wanted = self._columns if columns is None and self._asked is not None else columns
         wanted = None if self._decodes_all else wanted
+        return wanted, None if wanted is None else wanted_columns([*wanted])
+
+    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+        wanted, stored = self._stored_of(columns)
         number, start, stop = self._groups[group]
-        stored = None if wanted is None else wanted_columns([*wanted])
         batch = self._batch(number, start, stop, stored)
         for name in () if wanted is None else batch.keys() - wanted:
             del batch[name]
