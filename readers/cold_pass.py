@@ -106,12 +106,12 @@ class ColdPass(EpochPass):
             except EndOfData:
                 raise
             except SegmentGone as gone:
-                self._go_back(before)
+                self.go_back(before)
                 self._list_again(gone)
             except BaseException:
                 # Rows that were read but not served are read again: the error repeats until its cause is
                 # gone.
-                self._go_back(before)
+                self.go_back(before)
                 raise
 
     def skip(self, n: int, size: int | None = None) -> None:
@@ -127,9 +127,8 @@ class ColdPass(EpochPass):
             return self.source.why_empty()
         return f"no row of {self.source.uri} passes the filter {excerpt(self._filter.text)}"
 
-    def _go_back(self, before: tuple[int, int]) -> None:
-        self.epoch: int = before[0]
-        self.offset: int = before[1]
+    def go_back(self, before: tuple[int, int]) -> None:
+        super().go_back(before)
         self._orders.rewind()
 
     def _gather(self, n: int) -> list[Folded]:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -37,7 +37,7 @@ from rlio.source.ahead import Ahead
 from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of
 from rlio.source.source import Source, StoredSegment
-from rlio.source.span_reader import Span, SpanReader
+from rlio.source.span_reader import Coming, Span, SpanReader
 from rlio.support.forks import cached_property
 
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder", "digest", "take_units"]
@@ -197,6 +197,11 @@ class GroupSource(ABC):
         in_turn, self._reached = self._reached in (None, start), stop % self.total
         return in_turn
 
+    def _expect(self, segment: StoredSegment, coming: Callable[[], Coming]) -> None:
+        """`SpanReader.expect`; behind a filter, groups of other libraries' files may not be read."""
+        if self._matches is None or self._reader.has_plan:
+            self._reader.expect(segment, coming)
+
     def _passed(self, segment: StoredSegment, spans: Sequence[Span], folded: Folded) -> Folded:
         """Those of the rows of some groups that pass the filter."""
         if self._matches is None:
@@ -305,7 +310,7 @@ class RecordedOrder(GroupSource):
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
         if in_turn and self._reads_ahead and segment != self._opened[0]:
-            self._reader.expect(segment, partial(self._coming, number))
+            self._expect(segment, partial(self._coming, number))
         if in_turn and self._matches is None and position == self._starts[number]:
             stop = bisect_right(self._starts, self._bounds[1]) - 1
             joined = self._reader.read_joined(self._segments, number, stop)
@@ -523,7 +528,7 @@ class WindowedOrder(GroupSource):
         for at, (segment, units) in enumerate(found):
             if at < stop:
                 continue
-            self._reader.expect(segment, partial(self._coming, epoch, window, segment))
+            self._expect(segment, partial(self._coming, epoch, window, segment))
             joined = self._reader.read_joined(segments, at, last) if whole[at] else None
             if joined is not None:
                 stop = at + len(joined[0])

@@ -79,8 +79,11 @@ class MixSource:
             size = count_units(waiting.batch, self.reader.unit)
             if size > n:
                 head, tail = split_units(waiting.batch, n, self.reader.unit)
-                self._waiting[number] = waiting = waiting._replace(batch=head)
-                self._waiting.insert(number + 1, _Waiting(tail, waiting.origin, waiting.served + n))
+                left = _Waiting(tail, waiting.origin, waiting.served + n)
+                waiting = waiting._replace(batch=head)
+                cut = [*self._waiting]
+                cut[number : number + 1] = [waiting, left]
+                self._waiting = deque(cut)  # One step, which no signal divides.
                 size = n
             parts.append(waiting.batch)
             n -= size
@@ -190,11 +193,17 @@ class MixSource:
         Args:
             n: Its units; None: the reader's own size.
         """
-        origin = self.reader.state_dict()
+        origin, before = self.reader.state_dict(), len(self._waiting)
         try:
             batch = self.reader.sample(n)
+            self._waiting.append(_Waiting(batch, origin, 0))
         except EndOfData as end:
             self.end = str(end)
             return False
-        self._waiting.append(_Waiting(batch, origin, 0))
+        except Exception:
+            raise
+        except BaseException:  # A KeyboardInterrupt may have come between the two.
+            if self.reader.replayable and len(self._waiting) == before:
+                self.reader.load_state_dict(origin)
+            raise
         return True

@@ -212,11 +212,11 @@ class MixedInput(InputReader):
         try:
             shares = self._draw(n)
             made = self._joined([s.head(share) for s, share in zip(self._sources, shares, strict=True)])
+            self._give(shares)
         except BaseException:
             # If a source fails, or does not fit the others, no rows are lost: they come in the next batch.
             self._schedule, schedule.counts = schedule, counts
             raise
-        self._give(shares)
         if self._row_bytes is None and self._reads_ahead:
             self._look_at(made)
         return made
@@ -315,9 +315,10 @@ class MixedInput(InputReader):
 
     def _give(self, shares: Sequence[int]) -> None:
         """Move each source past its served units."""
-        for source, units in zip(self._sources, shares, strict=True):
-            if units:
-                source.give(units)
+        with self._moving():
+            for source, units in zip(self._sources, shares, strict=True):
+                if units:
+                    source.give(units)
 
     def _draw(self, n: int) -> list[int]:
         """How many waiting units each source gives: ``n`` in all, fewer only if all sources end."""

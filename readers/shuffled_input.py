@@ -89,17 +89,34 @@ class ShuffledInput(InputReaderAround):
             self._fill()
         assert self._order is not None
         place = self._order[self._index]
-        batch, self._window[place] = self._window[place], None
+        batch = self._window[place]
         assert batch is not None
-        self._index += 1
-        if self._index == len(self._order):
+        # Each is one step, which no signal divides: the batch is served, or waits for the next call.
+        if self._index + 1 == len(self._order):
             self._begin(self._number + 1, 0)
+        else:
+            self._window[place], self._index = None, self._index + 1
         return batch
 
     def _fill(self) -> None:
-        """Read a window and draw its order; after an error, batches read before it stay for the next try."""
+        """Read a window and draw its order; after an error, batches read before it stay for the next try.
+
+        After a KeyboardInterrupt and the like, the window is read again: a batch of the child may be lost.
+        """
         if self._start is None:
             self._start = self.child.state_dict()
+        try:
+            self._read_window()
+        except Exception:
+            raise
+        except BaseException:
+            if self.replayable:
+                with self._loading():
+                    self.child.load_state_dict(self._start)
+                self._window = []
+            raise
+
+    def _read_window(self) -> None:
         while len(self._window) < self.n:
             try:
                 self._window.append(self.child.sample())
@@ -125,8 +142,10 @@ class ShuffledInput(InputReaderAround):
 
     def _begin(self, number: int, index: int) -> None:
         """Move before batch ``index`` of window ``number``, with nothing read of it."""
-        self._number, self._index, self._units = number, index, None
-        self._window, self._order, self._start = [], None, None
+        self._number, self._index, self._units, self._window, self._order, self._start = (
+            *(number, index, None),
+            *([], None, None),
+        )
 
     def _whole_state(self) -> JsonState:
         state = super()._whole_state()

@@ -218,13 +218,22 @@ class SourceReader(InputReader):
         self._pass.interrupt()
 
     def _next(self) -> Batch:
-        return self._finished(self._pass.take(None))
+        return self._read(None)
 
     def _take(self, n: int) -> Batch:
-        return self._finished(self._pass.take(n))
+        return self._read(n)
 
-    def _finished(self, batch: Batch) -> Batch:
-        return batch if self._normaliser is None else self._normaliser(batch)
+    def _read(self, n: int | None) -> Batch:
+        if self._normaliser is None:
+            batch: Batch = self._pass.take(n)
+            return batch
+        before = self._pass.epoch, self._pass.offset
+        batch = self._pass.take(n)
+        try:
+            return self._normaliser(batch)
+        except BaseException:  # The next call serves these rows.
+            self._pass.go_back(before)
+            raise
 
     def _position(self) -> JsonState:
         position: JsonState = self._pass.position()

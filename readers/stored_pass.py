@@ -92,14 +92,17 @@ class StoredPass(StorePass):
 
     @property
     def skipped(self) -> int:
-        """Rows lost to damage, each counted once; waits for the store."""
-        self.store.wait()
+        """Rows lost to damage, each counted once; waits for the store.
+
+        A store that could not be built has lost none: a sample raises its error.
+        """
+        self.store.wait_ended()
         return self.store.skipped
 
     @property
     def damage(self) -> Damage:
         """The damaged places; waits for the store."""
-        self.store.wait()
+        self.store.wait_ended()
         return self.store.damage
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def read_table(
         DataNotFound: There are no such files.
         CorruptData: A file is damaged. (UnsafeData: it exceeds ``limits``.)
     """
-    Asked.of(keywords)  # Raises before anything is opened.
+    asked = Asked.of(keywords)  # Raises before anything is opened.
     spaces = spaces_of(mapping, spaces)
     layout, found, own = open_table(
         inputs,
@@ -81,6 +81,7 @@ def read_table(
         format_options=format_options,
         limits=limits,
         storage_options=storage_options,
+        on_error=asked.options.on_error,
     )
     return EpisodeReader.of(layout, found, details=own, spaces=spaces, **keywords)
 

@@ -323,11 +323,9 @@ def open_other(
     """Other libraries' files; raises ``failure`` if no format is known."""
     known, storage_options = None, options["storage_options"]
     if options["mapping"] is None and not is_table(value):
-        known = recognise_any(value, storage_options)
+        known = _recognised(value, storage_options, options["format"])
         if known is None and options["format"] is None:
-            known = _by_endings(value, storage_options)
-            if known is None:
-                raise _unknown(value, storage_options, failure)
+            raise _unknown(value, storage_options, failure)
     found = open_files(value, known=known, **options)
     if found is None:
         assert known is not None
@@ -347,6 +345,12 @@ def _unknown(
     if failure is None:
         return DataNotFound(f"found no format that rlio knows in {excerpt(value)}")
     return with_hint(failure, Storage.open(value, storage_options=storage_options).did_you_mean())
+
+
+def _recognised(value: Any, storage_options: Mapping[str, Any] | None, format: str | None) -> Found | None:
+    """The format of files: by what they hold or, unless ``format`` says it, by the endings of all."""
+    found = recognise_any(value, storage_options)
+    return _by_endings(value, storage_options) if found is None and format is None else found
 
 
 def _by_endings(value: Any, storage_options: Mapping[str, Any] | None) -> Found | None:
@@ -392,7 +396,7 @@ def open_files(
         storage_options: Keywords of the fsspec filesystem.
         limits: Bounds on the files.
         on_error: What to do with damage that is found at opening.
-        known: What `recognise_any` found; None: it is called.
+        known: What `_recognised` found; None: it is called.
         own: ``mapping``, ``format``, ``format_options`` and ``spaces``, as `rlio.read` takes them; None: not
             given.
 
@@ -403,7 +407,7 @@ def open_files(
     options = {"storage_options": storage_options, "limits": limits, "on_error": on_error}
     if "mapping" in given or is_table(inputs):
         return _opened(open_table_files, inputs, given, options, of="a table")
-    found = known or recognise_any(inputs, storage_options)
+    found = known or _recognised(inputs, storage_options, given.get("format"))
     if found is None and "format" not in given:
         return None
     if found is not None and not found.format.is_read and "format" not in given:

@@ -22,6 +22,7 @@ import operator
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from rlio.batch import (
@@ -91,6 +92,8 @@ class Restorable(Described):
 
     #: The error of the last load; None: the load succeeded.
     _load_failure: str | None = None
+    #: Whether a KeyboardInterrupt, or the like, ended a change of the position that has several steps.
+    _is_torn: bool = False
 
     @contextlib.contextmanager
     def _loading(self) -> Iterator[None]:
@@ -100,18 +103,34 @@ class Restorable(Described):
         except BaseException as error:
             self._note_load_failure(error)
             raise
-        self._load_failure = None
+        self._load_failure, self._is_torn = None, False
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Remember whether a KeyboardInterrupt, or the like, ends the block, which moves the position."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._is_torn = True
+            raise
 
     def _note_load_failure(self, error: BaseException) -> None:
         # The text only: the error object would keep its frames, and what they hold, alive.
         self._load_failure = excerpt(repr(error))
 
     def _check_loaded(self) -> None:
-        """Raise if the last load failed.
+        """Raise if the last load failed, or an interrupt left the position between two batches.
 
         Raises:
-            StateError: The last load failed.
+            StateError: It is so.
         """
+        if self._is_torn:
+            raise StateError(
+                f"a call of this {type(self).__name__} was interrupted while it moved on, so rows would be "
+                "lost or doubled: load a state that was saved before, or open a new one"
+            )
         if self._load_failure is not None:
             raise StateError(
                 f"the last state could not be loaded into this {type(self).__name__}, which gives nothing "
@@ -194,57 +213,43 @@ class InputReader(Restorable, ClosedByWith):
         The default joins and splits the batches of `_next`. It remembers the position of the left-over batch,
         so a saved state needs no data. Readers that can cut to size override this.
         """
-        taken: list[_Rest] = []
-        try:
-            parts, tail = self._gather(n, taken)
-            batch = parts[0] if len(parts) == 1 else concat_samples(parts)
-        except EndOfData:
-            raise
-        except BaseException:
-            # On a failure, or a batch that does not fit the others, no rows are lost.
-            self._push(taken)
-            raise
-        if tail is not None:
-            self._push([tail])
+        parts, kept = self._gather(n)
+        batch = parts[0] if len(parts) == 1 else concat_samples(parts)
+        # The one step that changes what is left: until then, a failure, a batch that does not fit the others
+        # and a KeyboardInterrupt lose no rows.
+        self._rests = kept
         return batch
 
-    def _gather(self, n: int, taken: list[_Rest]) -> tuple[list[Batch], _Rest | None]:
-        """Parts of ``n`` units in all, and the left-over of the last; ``taken`` gets all pulled batches."""
+    def _gather(self, n: int) -> tuple[list[Batch], deque[_Rest]]:
+        """Parts of ``n`` units in all, and what is left over then; all batches that are read are kept."""
         parts: list[Batch] = []
-        missing = n
+        missing, used = n, 0
         limit = _SizeLimit(n, self)
+        rests = self._rests = deque() if self._rests is None else self._rests
         while missing:
-            try:
-                rest = self._pull()
-            except EndOfData:
-                if not parts or self.drop_last:
+            if used == len(rests):
+                # A reader that is not replayable needs no position, and computing one may wait for a thread.
+                origin = self._position() if self.replayable else {}
+                try:
+                    rests.append(_Rest(self._next(), origin, 0))
+                except EndOfData:
+                    if parts and not self.drop_last:
+                        break
+                    rests.clear()
                     raise
-                break
-            taken.append(rest)
+            rest = rests[used]
+            used += 1
             size = count_units(rest.batch, self.unit)
             limit.count(size)
             if size > missing:
                 head, tail = split_units(rest.batch, missing, self.unit)
                 parts.append(head)
-                return parts, _Rest(tail, rest.origin, rest.served + missing)
+                left = _Rest(tail, rest.origin, rest.served + missing)
+                return parts, deque([left, *islice(rests, used, None)])
             if size:
                 parts.append(rest.batch)
             missing -= size
-        return parts, None
-
-    def _pull(self) -> _Rest:
-        """The next left-over, or else the next batch."""
-        if self._rests:
-            return self._rests.popleft()
-        # A reader that is not replayable needs no position, and computing one may wait for a thread.
-        origin = self._position() if self.replayable else {}
-        return _Rest(self._next(), origin, 0)
-
-    def _push(self, rests: list[_Rest]) -> None:
-        """Put ``rests`` back; `_pull` returns them again in the same order."""
-        if self._rests is None:
-            self._rests = deque()
-        self._rests.extendleft(reversed(rests))
+        return parts, deque(islice(rests, used, None))
 
     # ---- the contract ----
 
@@ -265,7 +270,8 @@ class InputReader(Restorable, ClosedByWith):
             EndOfData: A finite reader is exhausted.
             OptionError: ``n`` is below 1; or the reader is endless and its data has fewer than ``n`` units.
             SchemaError: ``out`` does not fit; this pass does not give the batch again.
-            StateError: The last `load_state_dict` failed.
+            StateError: The last `load_state_dict` failed, or a KeyboardInterrupt ended an earlier call at a
+                moment at which rows would be lost or doubled (in mixtures).
             ClosedError: After `close`.
         """
         lock = (self._thread_turns or self._turns_of_threads).lock
@@ -407,7 +413,7 @@ class InputReader(Restorable, ClosedByWith):
                 "after the state was saved"
             )
         _, tail = split_units(batch, served, self.unit)
-        self._push([_Rest(tail, origin, served)])
+        self._rests = deque([_Rest(tail, origin, served)])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -91,6 +91,31 @@ def test_a_place_that_is_no_data_set_is_the_same_error_in_every_command(place: s
     assert sorted(tmp_path.rglob("*")) == before  # nothing was made there
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frob", "x"], "No such command 'frob'"),
+        (["--bogus", "info"], "No such option"),
+        (["episodes", "x", "--top", "many"], "--top"),
+        (["version", "extra"], "unexpected extra argument"),
+        *(
+            ([command, "x", "--bogus"], "--bogus")
+            for command in (*COMMANDS, "convert", "info", "head", "stats")
+        ),
+        *(([command], "Missing argument") for command in (*COMMANDS, "convert", "info", "status")),
+    ],
+)
+def test_a_usage_error_is_json_too(arguments: list[str], message: str) -> None:
+    plain = runner.invoke(app, arguments)
+    assert (plain.exit_code, plain.stdout) == (2, "")
+    assert message in plain.stderr
+    told = runner.invoke(app, [*arguments, "--json"])
+    assert (told.exit_code, told.stderr) == (2, plain.stderr)
+    error = json.loads(told.stdout)["error"]
+    assert error.keys() == {"type", "message", "uri", "record", "column"}
+    assert message in error["message"]
+
+
 def test_a_file_on_a_store_is_no_data_set_either() -> None:
     fsspec.filesystem("memory").pipe("/cli-errors/x.json", b"{}")
     for command in COMMANDS:

@@ -27,6 +27,7 @@ from rlio import (
     DatasetReader,
     FollowReader,
     Limits,
+    MixedInput,
     MultiAgentBatch,
     ParquetWriter,
     ReplayStore,
@@ -238,6 +239,26 @@ def test_damage_that_is_skipped_is_skipped_again_after_a_restart(root: str) -> N
     for shuffle in (False, True):
         options: dict[str, Any] = {"shuffle": shuffle, "seed": 1 if shuffle else None, "on_error": "skip"}
         assert_resumes(lambda options=options: DatasetReader(copy, batch_size=5, epochs=2, **options))
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", "none"])
+def test_the_count_of_lost_rows_can_be_read_after_a_sample_has_raised(cache: Any, tmp_path: Path) -> None:
+    """A store that could not be built raised its error from ``skipped``, also from that of a mix."""
+    with ParquetWriter(tmp_path / "a", roll=Roll(max_rows=10), spool=None) as writer:
+        writer.write(numbered(20))
+    shard = min((tmp_path / "a").rglob("*.parquet"))
+    data = bytearray(shard.read_bytes())
+    data[10] ^= 1
+    shard.write_bytes(bytes(data))
+    reader = DatasetReader(tmp_path / "a", batch_size=5, cache=cache)
+    with MixedInput({"a": reader}, batch_size=5) as mixed:
+        for _ in range(2):
+            with pytest.raises(CorruptData):
+                mixed.sample()
+            assert (reader.skipped, mixed.skipped) == (0, 0)
+    with DatasetReader(tmp_path / "a", batch_size=5, cache=cache, on_error="skip", epochs=1) as reader:
+        assert sum(map(len, reader)) == 10
+        assert reader.skipped == 10
 
 
 # ---- states that do not fit ----

@@ -86,7 +86,7 @@ def interleaved(
 
 
 def expected(data: rlio.Dataset) -> list[tuple[Any, ...]]:
-    """(writer, policy, agent, length, return, end) of each episode, by a loop over all rows."""
+    """(writer, policy, agent, length, return, end, finished) of each episode, by a loop over all rows."""
     names = {name for columns in data.columns.values() for name in columns}
     frame = data.to_pandas(writers="_writer" not in names).to_dict("records")
     found: dict[Any, list[dict[str, Any]]] = {}
@@ -100,9 +100,17 @@ def expected(data: rlio.Dataset) -> list[tuple[Any, ...]]:
         key: "terminated" if rows[-1]["terminateds"] else "truncated" if rows[-1]["truncateds"] else "open"
         for key, rows in found.items()
     }
+    trimmed = data.snapshot()
+    starts = {
+        key: rows[0]["t"] == 0 if "t" in rows[0] else not isinstance(trimmed.get(key[0]), list)
+        for key, rows in found.items()
+    }
     with np.errstate(invalid="ignore"):
         return [
-            (*key[:3], len(rows), float(np.sum([row["rewards"] for row in rows])), ends[key])
+            (
+                *(*key[:3], len(rows), float(np.sum([row["rewards"] for row in rows])), ends[key]),
+                starts[key] and ends[key] != "open",
+            )
             for key, rows in found.items()
         ]
 
@@ -117,9 +125,8 @@ def check(data: rlio.Dataset) -> None:
     end = np.where(
         table["terminated"], "terminated", np.where(table["truncated"], "truncated", "open")
     ).tolist()
-    found = list(
-        zip(writers, policies, agents, data.lengths().tolist(), data.returns().tolist(), end, strict=True)
-    )
+    values = (data.lengths().tolist(), data.returns().tolist(), end, table["finished"].tolist())
+    found = list(zip(writers, policies, agents, *values, strict=True))
     if "policy" not in table.columns:  # There may be one alone, with another name.
         wanted = [(w, "default_policy", *rest) for w, _, *rest in wanted]
     if "agent" not in table.columns:
@@ -127,7 +134,6 @@ def check(data: rlio.Dataset) -> None:
     if "policy" in table.columns:  # The rows of a joint step have no order.
         found, wanted = sorted(found, key=repr), sorted(wanted, key=repr)
     assert list(map(repr, found)) == list(map(repr, wanted))
-    assert table["finished"].tolist() == [one != "open" for one in end]
     assert table["episode"].tolist() == list(range(count))
     assert (data.returns().dtype, data.lengths().dtype) == (np.float64, np.int64)
     assert data.episode_count == count
@@ -454,6 +460,70 @@ def test_data_in_sequences_has_a_row_an_episode(tmp_path: Path, kind: Any) -> No
     assert (data.lengths().tolist(), data.returns().tolist()) == ([6, 2], [18.0, 10.0])
     assert data.episodes["finished"].tolist() == [True, False]
     assert rlio.open_dataset(tmp_path, at={"w0": 6}).lengths().tolist() == [5, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "return >",
+        "return > 'a'",
+        "f(length) > 1",
+        "return",
+        "return[0] > 1",
+        "length.x > 1",
+        "return == 'length >' or",
+    ],
+)
+def test_an_error_of_a_filter_quotes_the_names_that_were_typed(text: str) -> None:
+    table = recorded(next(NAMES), *FOUR, writer_id="w0").episodes
+    with pytest.raises((OptionError, MissingColumn)) as caught:
+        table.filter(text)
+    said = str(caught.value)
+    assert "episode_" not in said
+    assert text in said or text.partition(" ")[0].partition(".")[0] in said
+    assert caught.value.column in (None, "return", "length")
+    with pytest.raises(OptionError, match="episode_return >"):
+        table.filter("episode_return >")
+
+
+@pytest.mark.parametrize("has_t", [True, False])
+@pytest.mark.parametrize("change", ["trim", "trim and compact", "trim and collect"])
+def test_an_episode_whose_first_rows_were_trimmed_is_not_finished(
+    tmp_path: Path, change: str, has_t: bool
+) -> None:
+    """Its return was among those of the finished ones, which are sums of whole episodes."""
+    for name in ("w0", "w1"):
+        with rlio.ParquetWriter(tmp_path, roll=Roll(max_rows=4), spool=None, writer_id=name) as writer:
+            for number, drawn in enumerate(FOUR):
+                rows = rows_of(drawn, number, ids=True, agents="one")
+                if not has_t:
+                    del rows["t"]
+                writer.write(rows)
+    rlio.maintenance.trim(tmp_path, before={"w0": 4})
+    if "compact" in change:
+        rlio.maintenance.compact(tmp_path)
+    if "collect" in change:
+        rlio.maintenance.gc(tmp_path, grace=0)
+    data = rlio.open_dataset(tmp_path)
+    # Without t, nothing shows where an episode of a trimmed writer began.
+    finished = [False, has_t, False, True, True, True, False]
+    assert data.episodes["finished"].tolist() == finished
+    assert data.episodes["truncated"][0]
+    assert data.lengths().tolist() == [4, 2, 1, 3, 5, 2, 1]
+    info = data.info()
+    assert (info.terminated, info.truncated, info.unfinished) == (2 + has_t, 1, 4 - has_t)
+    ended = "1 episode" if has_t else "2 episodes"
+    assert [note for note in info.notes if note.startswith(f"{ended} that ended without the first rows")]
+    whole = rlio.read(tmp_path, derive=["episode_return"], cache="memory", epochs=1)
+    with whole:  # The derived columns know the same episodes.
+        rows = rlio.concat_samples(list(whole))
+    known = {
+        (eps, ret) for eps, ret in zip(rows["eps_id"], rows["episode_return"], strict=True) if ret == ret
+    }
+    table = data.episodes.filter("finished")
+    assert known == {
+        pair for pair in zip(table["eps_id"], table["return"], strict=True) if pair[1] == pair[1]
+    }
 
 
 @pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import random
 import threading
 import traceback
@@ -15,13 +16,17 @@ from typing import Any
 import fsspec
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 from further import further
 from test_requests import (
     ALL_STEPS,
+    FILES,
     KINDS,
+    ROWS,
     Watch,
     faults,
     file_of,
@@ -86,6 +91,9 @@ def test_reads_anywhere_give_the_bytes_of_the_file(seeds: range, scans: bool) ->
         with opened(path, faults(seed), scans=scans) as file:
             at = 0
             for _ in range(100):
+                if draw.random() < 0.1:  # True or not.
+                    spans = [sorted(draw.choices(range(-10, 21_000), k=2)) for _ in range(draw.randrange(5))]
+                    file.expect([(start, stop) for start, stop in spans])
                 if draw.random() < 0.5:
                     at = file.seek(draw.choice((draw.randrange(21_000), max(0, at - draw.randrange(500)))))
                 size = draw.choice((1, 64, 500, 5000))
@@ -112,6 +120,32 @@ def test_a_scan_requests_every_byte_once_and_side_by_side() -> None:
         assert b"".join(iter(lambda: file.read(512), b"")) == data
     assert 8 < watch.most <= REQUESTS + 1  # One that has not begun is made by the reader itself.
     assert sum(call.operation == "cat_file" for call in asked) == -(-len(data) // 1024)
+
+
+def test_what_is_stated_is_requested_side_by_side_and_nothing_else() -> None:
+    path, data = stored(40_000)
+    watch = Watch()
+    spans = [(number, number + 1500) for number in range(0, 40_000, 4000)]
+    with opened(path, watch) as file:
+        file.expect([*spans, (-5, 10), (39_000, 50_000), (7, 7)])
+        # Not in their order: readers of columns take turns.
+        for start, stop in (*spans[5:], *spans[:5]):
+            assert whole(file, start, stop - start) == data[start:stop]
+        assert watch.most > 8
+        assert watch.seen[path] == sum(-(-stop // 1024) - start // 1024 for start, stop in spans)
+
+
+def test_what_was_stated_and_not_read_is_dropped_with_the_file() -> None:
+    path, _ = stored(2_000_000)
+    wait_until(lambda: not request_threads())
+    before = len(busy_plans)
+    file = opened(path)
+    file.expect([(0, 2_000_000)])
+    assert file.read(10)
+    assert len(busy_plans) == before + 1
+    file.close()
+    wait_until(lambda: not request_threads())
+    assert len(busy_plans) == before
 
 
 def whole(file: FarFile, at: int, size: int) -> bytes:
@@ -312,15 +346,148 @@ def test_opening_a_file_of_lines_or_batches_requests_side_by_side(kind: str) -> 
         assert sum(1 for _ in reader) > 0
 
 
-def large(kind: str) -> bytes:
-    """A file of one episode after the other."""
+def test_what_was_fetched_to_find_rows_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 1 << 20)
+    path, size = uuid.uuid4().hex, 0
+    for number in range(3):
+        size += len(data := large("csv", first=3000 * number))
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-{number}.csv", data)
+    sizes = requested(monkeypatch)
+    with opened_files(path, options(no_fault)) as reader:
+        assert sum(1 for _ in reader) > 0
+    assert sum(sizes) == size
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_arrays_of_a_file_are_fetched_once(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 8 << 20)
+    path, size = uuid.uuid4().hex, 0
+    for number in range(3):
+        size += len(data := file_of("npz", number, 20_000))
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-{number}.npz", data)
+    sizes = requested(monkeypatch)
+    how: dict[str, Any] = {"shuffle": shuffle, "cache": "none", "epochs": 1, "batch_size": 5}
+    with rlio.read(f"faulty:///{path}/data", storage_options=options(no_fault), **how) as reader:
+        assert sum(map(len, reader)) == 3 * 7
+    assert sum(sizes) <= 1.1 * size
+
+
+def large(kind: str, *, first: int = 0) -> bytes:
+    """A file of one episode after the other; ``first``: of CSV, the number of the first."""
     if kind == "json":
         return b"".join(file_of(kind, number, 300) for number in range(8))
     if kind == "feather":
         return file_of(kind, 0, 4000)
     lines = file_of(kind, 0, 1).splitlines(keepends=True)
-    rows = [lines[1].replace(b"0,", f"{number},".encode(), 1) for number in range(3000)]
+    rows = [lines[1].replace(b"0,", f"{number},".encode(), 1) for number in range(first, first + 3000)]
     return b"".join([lines[0], *rows])
+
+
+@pytest.fixture
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece has several row groups of `rows_in_groups`, and a window half of them."""
+    monkeypatch.setattr("rlio.storage.far_file._PIECE", 1 << 14)
+    monkeypatch.setattr("rlio.storage.far_file._RUN_BYTES", 1 << 17)
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 1 << 18)
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", 1000)
+
+
+def rows_in_groups(groups: int, *, width: int) -> bytes:
+    """A Parquet file of an episode in row groups of 50 rows."""
+    rows, stream = 50 * groups, io.BytesIO()
+    obs = np.random.default_rng(0).random((rows, width))
+    t = np.arange(rows)
+    columns = {"eps_id": t * 0, "t": t, "obs": obs.tolist(), "rewards": t * 1.0, "terminateds": t == rows - 1}
+    pq.write_table(pa.table(columns), stream, row_group_size=50, compression="none")
+    return stream.getvalue()
+
+
+@pytest.mark.usefixtures("_wide")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_row_groups_of_a_large_file_are_requested_side_by_side_and_once(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # Open files share what is kept.
+    path, watch, data = uuid.uuid4().hex, Watch(), rows_in_groups(40, width=30)
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.parquet", data)
+    how: dict[str, Any] = {"shuffle": shuffle, "seed": 3, "cache": "none", "epochs": 1, "batch_size": 64}
+    with rlio.read(f"faulty:///{path}/data", storage_options=options(watch), **how) as reader:
+        watch.most, sizes = 0, requested(monkeypatch)
+        rows = [t for batch in reader for t in batch["t"].tolist()]
+    assert sorted(rows) == list(range(2000))
+    assert (rows != sorted(rows)) == shuffle
+    assert 8 < watch.most <= REQUESTS + 1
+    assert sum(sizes) <= len(data)
+
+
+@pytest.mark.usefixtures("_wide")
+def test_an_export_requests_row_groups_of_a_large_file_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # Open files share what is kept.
+    path, watch, data = uuid.uuid4().hex, Watch(), rows_in_groups(40, width=30)
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.parquet", data)
+    dataset = rlio.open_dataset(f"faulty:///{path}/data", storage_options=options(watch))
+    stream = dataset.to_arrow_batches()
+    watch.most, sizes = 0, requested(monkeypatch)
+    assert stream.read_all()["t"].to_pylist() == list(range(2000))
+    assert 8 < watch.most <= REQUESTS + 1
+    assert sum(sizes) <= len(data)
+
+
+@pytest.mark.usefixtures("_wide")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_records_of_a_large_file_of_lines_are_requested_side_by_side(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", FILES // 2 * ROWS)
+    gc.collect()  # Open files share what is kept.
+    path, watch = uuid.uuid4().hex, Watch()
+    data = b"".join(file_of("json", number, 60) for number in range(FILES))
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.json", data)
+    how: dict[str, Any] = {"shuffle": shuffle, "seed": 3, "cache": "none", "epochs": 1, "batch_size": 5}
+    with rlio.read(f"faulty:///{path}/data", storage_options=options(watch), **how) as reader:
+        watch.most, sizes = 0, requested(monkeypatch)
+        assert sorted(read_steps(reader)) == ALL_STEPS[: FILES * ROWS]
+    assert 4 < watch.most <= REQUESTS + 1
+    assert sum(sizes) <= 1.1 * len(data)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_large_file_that_was_damaged_since_it_was_opened_is_lost_alone(shuffle: bool) -> None:
+    path = files_of("parquet", width=60)
+    how: dict[str, Any] = {"shuffle": shuffle, "cache": "none", "epochs": 1, "batch_size": 5}
+    given = options(no_fault)
+    with rlio.read(f"faulty:///{path}/data", on_error="skip", storage_options=given, **how) as reader:
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-5.parquet", b"?" * 5000)
+        assert sorted(read_steps(reader)) == [
+            (number, t) for number, t in ALL_STEPS[: FILES * ROWS] if number != 5
+        ]
+        assert reader.skipped == 1  # A row group.
+
+
+@pytest.mark.usefixtures("_wide")
+def test_of_a_large_file_only_the_columns_that_are_read_are_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, watch, data = uuid.uuid4().hex, Watch(), rows_in_groups(40, width=300)
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.parquet", data)
+    how: dict[str, Any] = {"shuffle": True, "cache": "none", "epochs": 1, "columns": ["t", "rewards"]}
+    with rlio.read(f"faulty:///{path}/data", storage_options=options(watch), batch_size=64, **how) as reader:
+        watch.most, sizes = 0, requested(monkeypatch)
+        assert sum(map(len, reader)) == 2000
+    assert watch.most > 8
+    assert sum(sizes) < len(data) / 20
+
+
+@pytest.mark.usefixtures("_wide")
+def test_row_groups_that_a_filter_leaves_out_are_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = uuid.uuid4().hex, rows_in_groups(40, width=300)
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.parquet", data)
+    how: dict[str, Any] = {"shuffle": False, "cache": "none", "epochs": 1, "filter": "t >= 500 and t < 600"}
+    given = options(no_fault)
+    with rlio.read(f"faulty:///{path}/data", storage_options=given, batch_size=64, **how) as reader:
+        sizes = requested(monkeypatch)
+        assert sum(map(len, reader)) == 100
+    assert sum(sizes) < len(data) / 10
 
 
 def test_a_reader_that_holds_a_lock_waits_for_no_thread_of_the_pool() -> None:

@@ -550,6 +550,19 @@ def test_a_row_group_unlike_the_first_is_named_and_the_rest_is_served(tmp_path: 
             assert any("actions" in error.message for error in reader.errors)
 
 
+def test_files_that_only_their_endings_make_known_are_opened_again(tmp_path: Path) -> None:
+    """Exports, statistics, tasks and conversions open a data set's files again."""
+    for number in range(2):
+        steps = pa.table({"eps_id": [number] * 3, "t": [0, 1, 2], "rewards": [1.0, 2.0, 3.0]})
+        pq.write_table(steps, tmp_path / f"{number}.parquet")
+    data = pickle.loads(pickle.dumps(rlio.open_dataset(tmp_path)))
+    assert data.to_arrow()["eps_id"].to_pylist() == [0, 0, 0, 1, 1, 1]
+    assert data.stats()["rewards"].mean == 2
+    assert data.returns().tolist() == [6, 6]
+    with rlio.read(data, epochs=1) as reader:
+        assert sum(map(len, reader)) == 6
+
+
 def test_steps_and_batches_in_one_folder_are_an_error(tmp_path: Path) -> None:
     save(tmp_path / "a.parquet", steps(0, 4))
     save(tmp_path / "b.parquet", {"type": ["SampleBatch"], "rewards": [[1.0]], "obs": [[[1.0]]]})

@@ -405,6 +405,34 @@ def test_demonstrations_of_another_length_or_without_observations_are_refused(tm
         read(tmp_path / "b.hdf5")
 
 
+@pytest.mark.parametrize(
+    ("part", "demo"), [("actions", 0), ("actions", 3), ("obs", 0), ("obs", 3), ("rewards", 3)]
+)
+def test_a_demonstration_without_a_part_is_skipped_alone(part: str, demo: int, tmp_path: Path) -> None:
+    """It raised at opening."""
+    write_robomimic(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        del file[f"data/demo_{demo}/{part}"]
+    with rlio.read(tmp_path / "a.hdf5", epochs=1, on_error="skip", batch_size=100) as reader:
+        rows = rlio.concat_samples(list(reader))
+        assert reader.skipped == 1
+        assert [error.record for error in reader.errors] == [demo]
+        assert part in reader.errors[0].message
+    left = [float(number) for number in range(12) if number != demo]
+    assert rows["obs"]["eef"][:, 0].tolist() == np.repeat(left, 4).tolist()
+    with pytest.raises(SchemaError, match=part):
+        read(tmp_path / "a.hdf5")
+
+
+def test_if_no_demonstration_has_actions_the_error_says_so_at_opening(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        for demo in range(12):
+            del file[f"data/demo_{demo}/actions"]
+    with pytest.raises(MissingColumn, match="demo_0 has no actions"):
+        rlio.read(tmp_path / "a.hdf5", epochs=1, on_error="skip")
+
+
 def write_isaac(path: Path, *, is_flat: bool = False) -> dict[str, np.ndarray]:
     """Twelve demonstrations as Isaac Lab's recorder writes them; the columns by path."""
     columns: dict[str, list[np.ndarray]] = {}

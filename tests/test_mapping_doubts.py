@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from further import further
@@ -430,7 +431,7 @@ def test_keys_with_dots_are_named_as_they_are(tmp_path: Path) -> None:
     assert "no part 'b'" in said
     sparse = [{**row, "info": row["info"] if row["done"] else {}} for row in rows]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, sparse)))
-    said = message_of(tmp_path / "a.jsonl", terminated="done", truncated="info.TimeLimit.truncated")
+    said = message_of(tmp_path / "a.jsonl", columns={"obs": "info.b.c.d.e"}, per_file=True)
     assert "only some objects have a key" in said
 
 
@@ -617,14 +618,73 @@ def test_a_time_limit_that_the_mapping_calls_terminal_is_refused(
     assert len(rows_of({**arrays, "ended": done & (cut == 0)}, episode="id", terminated="ended")) == 5
 
 
-def test_a_time_limit_in_nested_infos_that_the_mapping_calls_terminal_is_refused(tmp_path: Path) -> None:
-    rows = [{"x": n, "a": n, "done": n in (2, 4), "info": {"TimeLimit.truncated": n == 2}} for n in range(5)]
+CUT: dict[str, Any] = {"TimeLimit.truncated": True, "episode": {"r": 1.5}, "terminal_observation": [0.5]}
+#: The info of the row at which the time limit was reached, and that of the others.
+INFOS: list[tuple[Any, Any]] = [
+    ({"TimeLimit.truncated": True}, {"TimeLimit.truncated": False}),
+    (CUT, {}),
+    *further(
+        (CUT, None), ({"TimeLimit": {"truncated": True}}, {"v": 0.5}), (CUT, {"TimeLimit.truncated": None})
+    ),
+]
+
+
+@pytest.mark.parametrize(("cut", "other"), INFOS)
+@pytest.mark.parametrize("top", ["info", *further("infos", "env_infos")])
+def test_a_time_limit_in_nested_infos_is_no_terminal_state_also_where_other_infos_lack_it(
+    top: str, cut: Any, other: Any, tmp_path: Path
+) -> None:
+    """Gym writes the key where the limit was reached. Sparse infos were passed over, or refused."""
+    rows = [
+        {"x": float(n), "a": n, "done": n in (2, 4), "id": int(n > 2), top: cut if n == 2 else other}
+        for n in range(5)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for source in (tmp_path / "a.jsonl", pa.Table.from_pylist(rows)):
-        text = message_of(source, terminated="done")
-        assert "row 2: 'info.TimeLimit.truncated', which the mapping does not name" in text
-        both = rows_of(source, terminated="done", truncated="info.TimeLimit.truncated")
-        assert both["eps_id"].tolist() == [0, 0, 0, 1, 1]
+    (tmp_path / "two").mkdir()
+    for file, part in enumerate((rows[3:], rows[:3])):  # The key is in the second file only.
+        feather.write_feather(pa.Table.from_pylist(part), str(tmp_path / "two" / f"{file}.arrow"))
+    name = f"{top}.TimeLimit.truncated"
+    for source, at, more in (
+        (tmp_path / "a.jsonl", 2, {}),
+        (pa.Table.from_pylist(rows), 2, {}),
+        (pd.DataFrame(rows), 2, {}),
+        (tmp_path / "two", 4, {}),
+        (pa.Table.from_pylist(rows[::-1]), 2, {"episode": "id", "sort": "x"}),
+    ):
+        text = message_of(source, terminated="done", **more)  # type: ignore[arg-type]
+        assert f"row {4 if 'sort' in more else at}: {name!r}, which the mapping does not name" in text
+        assert f"truncated={name!r}; with it, rows that have both flags are truncated" in text
+        found = rows_of(source, terminated="done", truncated=name, **more)  # type: ignore[arg-type]
+        assert np.flatnonzero(found["truncateds"]).tolist() == [4 if "sort" in more else at]
+        assert found["terminateds"].sum() == 1
+        assert not (found["terminateds"] & found["truncateds"]).any()
+
+
+@pytest.mark.parametrize("top", ["info", "infos"])
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{"TimeLimit.truncated": [False, False, True], "v": None}, {"TimeLimit.truncated": [False, False]}],
+        [{"TimeLimit.truncated": True, "v": None}, None],
+    ],
+)
+def test_a_time_limit_in_rows_that_are_episodes_is_no_terminal_state(top: str, infos: list[Any]) -> None:
+    rows = [{"x": [0.0, 1, 2], "a": [0, 1, 2], "done": [False, False, True], top: infos[0]}]
+    rows += [{"x": [3.0, 4], "a": [3, 4], "done": [False, True], top: infos[1]}]
+    text = message_of(pa.Table.from_pylist(rows), terminated="done", per_row=True)
+    assert f"'{top}.TimeLimit.truncated', which the mapping does not name" in text
+
+
+def test_infos_that_became_columns_may_lack_a_time_limit(tmp_path: Path) -> None:
+    rows = [{"x": n, "a": n, "done": n in (2, 4), "info": CUT if n == 2 else {}} for n in range(5)]
+    frame = pd.json_normalize(rows)[["x", "a", "done", "info.TimeLimit.truncated"]]
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    for source in (frame, tmp_path / "a.csv", tmp_path / "a.parquet"):
+        assert "which the mapping does not name" in message_of(source, terminated="done")
+        found = rows_of(source, terminated="done", truncated="info.TimeLimit.truncated")
+        assert np.flatnonzero(found["truncateds"]).tolist() == [2]
+        assert np.flatnonzero(found["terminateds"]).tolist() == [4]
 
 
 # ---- rows that are missing, twice, or without an action ----

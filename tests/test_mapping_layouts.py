@@ -1257,8 +1257,78 @@ def test_fractions_are_no_ids() -> None:
         )
 
 
-def test_rows_with_both_flags_are_noted() -> None:
+def test_episodes_with_both_flags_are_terminated_as_in_gymnasium_and_a_warning_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     columns = {"x": np.arange(4), "done": [0, 1, 0, 1], "limit": [0, 0, 0, 1]}
-    mapping = rlio.Mapping({"obs": "x"}, terminated="done", truncated="limit")
-    with rlio.from_arrays(columns, mapping=mapping, epochs=1) as reader:
-        assert any("1 rows are terminated and truncated" in note for note in reader.source.notes)
+    of_episodes = {"x": np.arange(4), "done": [1, 1], "limit": [0, 1], "counts": [2, 2]}
+    for given, fields in ((columns, {}), (of_episodes, {"lengths": "counts"})):
+        caplog.clear()
+        mapping = rlio.Mapping({"obs": "x"}, terminated="done", truncated="limit", **fields)  # type: ignore[arg-type]
+        with rlio.from_arrays(given, mapping=mapping, epochs=1) as reader:
+            found = "done and limit are both true at the end of 1 of 2 episodes, which count as terminated"
+            assert any(found in note for note in reader.source.notes)
+            assert found in caplog.text
+            rows = reader.sample()
+        assert np.flatnonzero(rows["terminateds"]).tolist() == [1, 3]
+        assert np.flatnonzero(rows["truncateds"]).tolist() == [3]
+    caplog.clear()
+    own = {"obs": np.arange(4.0), "actions": [0] * 4, "rewards": [0.0] * 4}
+    own |= {"terminateds": [0, 1, 0, 1], "truncateds": [0, 0, 0, 1]}
+    with rlio.from_arrays(own, epochs=1) as reader:
+        assert reader.sample()["terminateds"].tolist() == [False, True, False, True]
+    assert not caplog.text  # These names are Gymnasium's, whose meaning is known.
+
+
+# ---- damaged files among whole ones ----
+
+
+def put_files(root: Path, ending: str) -> list[Path]:
+    """Four files, each an episode of three rows, of which the second one is damaged."""
+    root.mkdir()
+    paths = [root / f"{number}.{ending}" for number in range(4)]
+    for number, path in enumerate(paths):
+        columns = {"x": np.arange(3.0) + 10 * number, "a": np.arange(3)}
+        if ending == "npz":
+            np.savez(path, **columns)
+        elif ending == "hdf5":
+            with h5py.File(path, "w") as file:
+                for name, values in columns.items():
+                    file[name] = values
+        elif ending == "csv":
+            pd.DataFrame(columns).to_csv(path, index=False)
+        elif ending == "jsonl":
+            pd.DataFrame(columns).to_json(path, orient="records", lines=True)
+        else:
+            pq.write_table(pa.table(columns), path)
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(data[: len(data) // 2] if ending != "csv" else b"x,a\n0.0,0\n1.0,1,7,7\n")
+    return paths
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", *further("npz", "hdf5", "jsonl")])
+def test_a_damaged_file_of_several_is_skipped_alone_if_files_are_episodes(
+    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It raised at opening, for all of them."""
+    paths = put_files(tmp_path / "in", ending)
+    fields = {"columns": {"obs": "x", "actions": "a"}, "next_obs": "derive"}
+    whole = rlio.Mapping(**fields, per_file=True)  # type: ignore[arg-type]
+    with pytest.raises(CorruptData):
+        rlio.read(tmp_path / "in", mapping=whole, epochs=1)
+    with rlio.read(tmp_path / "in", mapping=whole, epochs=1, on_error="skip") as reader:
+        rows = rlio.concat_samples(list(reader))
+        assert reader.skipped == 1
+        assert [error.uri for error in reader.errors] == [str(paths[1])]
+        assert any(str(paths[1]) in note for note in reader.source.notes)  # type: ignore[attr-defined]
+    assert str(paths[1]) in caplog.text
+    assert rows["obs"].tolist() == [0, 1, 2, 20, 21, 22, 30, 31, 32]
+    assert rows["eps_id"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    # An episode could go on behind the gap.
+    for more in ({"episode": "a"}, {"per_file": False, "truncated": "a"}):
+        with pytest.raises(CorruptData):
+            rlio.read(tmp_path / "in", mapping=rlio.Mapping(**fields, **more), epochs=1, on_error="skip")  # type: ignore[arg-type]
+    for path in paths:
+        path.write_bytes(b"")
+    with pytest.raises(rlio.RlioError):
+        rlio.read(tmp_path / "in", mapping=whole, epochs=1, on_error="skip")

@@ -435,6 +435,50 @@ def test_dtypes_of_times_that_lie_are_damage(tmp_path: Path) -> None:
             found(tmp_path / "a.parquet")
 
 
+def mapped(root: Path, *more: str) -> rlio.SampleBatch:
+    """The rows of Parquet by a mapping of the same names."""
+    names = ("obs", "actions", "rewards", *more)
+    mapping = rlio.Mapping({name: name for name in names}, episode="eps_id", terminated="terminateds")
+    with rlio.read(root, mapping=mapping, epochs=1) as reader:
+        return rlio.concat_samples(list(reader))
+
+
+@pytest.mark.parametrize("dtype", ["<M8[D]", "<M8[25s]", "<m8[h]", *further(*_TIMES, *_DURATIONS)])
+def test_a_mapping_reads_times_that_rlio_wrote_to_parquet_with_their_unit(dtype: str, tmp_path: Path) -> None:
+    when = np.array([0, -5, "NaT", 1000], dtype)
+    recorded(tmp_path / "own", rows(when=when), rows(when=when[::-1]))
+    rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet")
+    back = mapped(tmp_path / "out", "when")["when"]
+    assert back.dtype == when.dtype.newbyteorder("=")
+    assert back.tolist() == [*when.tolist(), *when[::-1].tolist()]
+
+
+@pytest.mark.parametrize("counts", [[1, 0, 3, 2], [2, 2, 2, 2], [0, 0, 0, 0]])
+@pytest.mark.parametrize("item", [(), *further(((2,),), ((0,),))])
+def test_a_mapping_reads_lists_that_rlio_wrote_to_parquet_as_lists(
+    counts: list[int], item: tuple[int, ...], tmp_path: Path
+) -> None:
+    """They were refused, or arrays where all had one length."""
+    tokens = np.empty(4, object)
+    tokens[:] = [np.full((count, *item), row, np.int16) for row, count in enumerate(counts)]
+    recorded(tmp_path / "own", rows(obs=tokens, new_obs=np.roll(tokens, -1), tokens=tokens))
+    rlio.convert(tmp_path / "own", tmp_path / "out", to="parquet")
+    back = mapped(tmp_path / "out", "tokens")
+    for name in ("obs", "tokens"):
+        assert back[name].dtype == object
+        for row, stored in zip(back[name], tokens, strict=True):
+            assert row.dtype == stored.dtype
+            np.testing.assert_array_equal(row, stored)
+            assert row.shape == stored.shape
+
+
+def test_a_mapping_refuses_parquet_whose_footer_lies_about_times(tmp_path: Path) -> None:
+    table = pa.table({"obs": [1.0], "actions": [0], "rewards": [1.0], "eps_id": [0], "terminateds": [True]})
+    pq.write_table(table.replace_schema_metadata({"rlio.times": '{"obs": "<M8[s]"}'}), tmp_path / "a.parquet")
+    with pytest.raises(CorruptData, match=r"rlio\.times in the metadata states"):
+        mapped(tmp_path / "a.parquet")
+
+
 # ---- the arrays of rows of different lengths ----
 
 

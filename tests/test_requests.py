@@ -46,8 +46,10 @@ from rlio.errors import CorruptData, DataNotFound, EndOfData, StoreError
 from rlio.maintenance import compact
 from rlio.query.filter_pushdown import matches
 from rlio.query.filters import RowFilter
+from rlio.schemas.shard_file import ShardFile
+from rlio.source.shards import ranges_of
 from rlio.source.snapshot import DatasetSnapshot
-from rlio.storage import InputFile, InputFiles, expand_inputs
+from rlio.storage import InputFile, InputFiles, expand_inputs, open_input
 from rlio.storage.filesystem import Retry, Storage
 from rlio.storage.parallel import REQUESTS, Plan, Range, busy_plans, each
 from rlio.testing import FaultyFileSystem
@@ -542,6 +544,87 @@ def test_shards_without_rows_that_pass_a_filter_are_not_read() -> None:
     assert sum(shards.values()) <= SHARDS + 2 * 10
 
 
+# ---- followers ----
+
+
+def follow_run(path: str, watch: Watch) -> tuple[FollowReader, ParquetWriter]:
+    """A follower of a data set that grows, and its writer."""
+    reader = FollowReader(root_of(path), poll_seconds=0.001, storage_options=options(watch))
+    return reader, ParquetWriter(f"memory://{path}", roll=Roll(max_rows=ROWS, max_seconds=None))
+
+
+def test_a_follower_requests_each_shard_once_however_it_came() -> None:
+    path, watch = f"{uuid.uuid4().hex}/run", Watch()
+    reader, writer = follow_run(path, watch)
+    with reader, writer:
+        rows = 0
+        for count in (1, 1, 3, 1, 30, 1, 1):  # Shards that come between two looks.
+            for _ in range(count):
+                t = np.arange(rows, rows + ROWS)
+                writer.write(SampleBatch(t=t))
+                rows += ROWS
+            writer.flush()
+            while rows > sum(reader.state_dict()["position"]["rows"].values()):
+                reader.sample()
+    shards = {name: count for name, count in watch.seen.items() if name.endswith(".parquet")}
+    assert len(shards) == rows // ROWS == 38
+    assert set(shards.values()) == {1}
+
+
+@pytest.mark.parametrize("width", [3, 2000])
+def test_a_follower_decodes_short_shards_together_and_serves_each_by_itself(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, together, read_joined = record(shards=60, width=width), list[int](), ShardFile.read_joined
+
+    def counted(files: Any, **how: Any) -> Any:
+        together.append(len(files))
+        return read_joined(files, **how)
+
+    monkeypatch.setattr(ShardFile, "read_joined", staticmethod(counted))
+    with FollowReader(root_of(path), idle_timeout=0, storage_options=options(no_fault)) as reader:
+        batches = list(reader)
+    assert [len(batch) for batch in batches] == [ROWS] * 60
+    assert [row for batch in batches for row in numbers_of(batch)] == [
+        (who, t) for who in range(2) for t in range(30 * ROWS)
+    ]
+    # Of large shards, each is decoded by itself.
+    assert sum(together) == (60 if width == 3 else 0)
+
+
+def test_a_damaged_shard_among_short_ones_is_lost_alone_to_a_follower() -> None:
+    path = record()
+    shard = sorted(name for name in MemoryFileSystem.store if path in name and "/data/" in name)[3]
+    intact = MemoryFileSystem.store[shard].getvalue()
+    MemoryFileSystem().pipe_file(shard, intact[:4] + b"?" * 40 + intact[44:])
+    with FollowReader(
+        root_of(path), idle_timeout=0, on_error="skip", storage_options=options(no_fault)
+    ) as reader:
+        rows = read_through(reader)
+        assert reader.skipped == ROWS
+    assert rows == [
+        (who, t) for who in range(2) for t in range(SHARDS // 2 * ROWS) if (who, t // ROWS) != (0, 3)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["in order", "follow"])
+def test_what_comes_next_is_not_stated_again_for_each_shard(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, asked = 400, list[Any]()
+    path = record(shards=shards, width=2000)
+
+    def counted(*about: Any) -> Any:
+        asked.append(about)
+        return ranges_of(*about)
+
+    monkeypatch.setattr("rlio.source.snapshot.ranges_of", counted)
+    with opened(kind, path, options(no_fault, delay=0)) as reader:
+        rows = read_through(reader)
+    epochs = len(rows) // (shards * ROWS)
+    assert len(asked) < 16 * epochs * shards  # All that is ahead, for each: 59 times.
+
+
 # ---- files of other libraries, many of them ----
 
 FILES = 24
@@ -854,3 +937,19 @@ def test_local_files_are_opened_without_threads(tmp_path: Path) -> None:
         opened.open(number).close()
     assert opened._plan is None
     assert not request_threads()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_reads_local_files_at_places_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "f.bin").write_bytes(data := np.random.default_rng(0).bytes(1 << 20))
+    (file,) = expand_inputs(tmp_path)
+    with open_input(file) as stream:
+        assert stream.read(1000) == data[:1000]
+
+        def act() -> None:
+            assert stream.read() == data[1000:]
+
+        assert wait_for(fork(act), seconds=DEADLINE) == 0
+        act()
+        assert stream.seek(-5, os.SEEK_END) == len(data) - 5
+        assert stream.read() == data[-5:]

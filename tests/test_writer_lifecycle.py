@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from interrupts import interrupted_at
 from lifecycle_steps import ROWS, Site, batch
 from warm_children import Ended, run_all
 
@@ -316,7 +314,7 @@ def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
         site = Site(str(tmp_path / f"{line}"), "local", kind)
         writer = site.writer(roll=rlio.Roll(max_rows=15, max_seconds=None), sync="never")
         writer.write(batch(0))
-        done = not _interrupted_at(line, lambda: writer.write(batch(ROWS)))  # noqa: B023
+        done = interrupted_at(line, lambda: writer.write(batch(ROWS))) is None  # noqa: B023
         if not done and writer._interrupted:
             interrupted += 1
             with pytest.raises(PublishError, match="interrupted"):
@@ -332,34 +330,3 @@ def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
         assert find_logs(str(site.folder / "spool")) == []
         line += stride
     assert interrupted > 5
-
-
-def _place(frame: Any) -> tuple[str, int]:
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-def _interrupted_at(line: int, call: Callable[[], object]) -> bool:
-    """Make the call, with a KeyboardInterrupt at its ``line``-th line in the library, if there is one."""
-    left = line
-
-    def trace(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal left
-        if "rlio" not in frame.f_globals.get("__name__", ""):
-            return None
-        # CPython handles no signal at these, and releases no lock that an exception meets there: the end of a
-        # with block shows as its first line, and "try:" in a with block is not covered by it.
-        if event == "line" and not linecache.getline(*_place(frame)).lstrip().startswith(("with ", "try:")):
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False

@@ -1,6 +1,6 @@
 """Errors and warnings, the same for all commands.
 
-With ``--json``, an error is also one JSON object on standard output:
+With ``--json``, an error, also one of usage, is one JSON object on standard output, beside its text:
 ``{"error": {"type": ..., "message": ..., "uri": ..., "record": ..., "column": ...}}``.
 """
 
@@ -11,21 +11,25 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from rlio.cli.exit_codes import CLOSED, FAILED, WRONG
 from rlio.errors import CorruptData, LedgerError, MissingColumn, RlioError, SchemaError
 
-__all__ = ["Command", "print_json"]
+__all__ = ["Command", "Group", "print_json"]
 
 _OF_DATA: Final = (CorruptData, LedgerError, SchemaError)
 #: Arguments of commands that are paths, in which a column's name means nothing.
 _PLACES: Final = frozenset(("uri", "src", "dst"))
 
+
+#: Click's error for unknown names, and wrong or missing values. Newer Typers have a copy of Click.
+_USAGE: Final[Any] = typer.BadParameter.__base__
+_ARGUMENTS: Final = "rlio.arguments"
 
 #: Warnings of the running command, from all of its threads: a process runs one command at a time.
 _warned: list[str] = []
@@ -68,6 +72,36 @@ class Command(TyperCommand):
             raise typer.Exit(WRONG if is_of_data else FAILED) from error
         finally:
             logger.removeHandler(warnings)
+
+
+class Group(TyperGroup):
+    """The commands; a wrong usage of one is JSON, too, if it has ``--json``."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the options before the command."""
+        given = tuple(args)  # Parsing takes them out.
+        with _usage_as_json(given):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_ARGUMENTS] = given
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        """Find, parse and run the command."""
+        with _usage_as_json(ctx.meta[_ARGUMENTS]):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _usage_as_json(arguments: Sequence[str]) -> Iterator[None]:
+    """Print a usage error as JSON, if ``--json`` is among the arguments; Typer prints its text."""
+    try:
+        yield
+    except _USAGE as error:
+        if "--json" in arguments:
+            _warned.clear()  # Of an earlier command of this process.
+            told = {"type": type(error).__name__, "message": error.format_message()}
+            print_json({"error": {**told, "uri": None, "record": None, "column": None}})
+        raise
 
 
 def _is_asked_for(error: Exception, options: Mapping[str, Any]) -> bool:

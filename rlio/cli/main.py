@@ -19,7 +19,7 @@ from rlio.cli.convert import convert
 from rlio.cli.demo import demo
 from rlio.cli.evaluate import evaluate
 from rlio.cli.exit_codes import EXIT_CODES, OUR_FAULT, TERMINATED
-from rlio.cli.failures import Command
+from rlio.cli.failures import Command, Group
 from rlio.cli.look import episodes, head, info, stats
 from rlio.cli.maintenance import compact, gc, trim
 from rlio.cli.options import Json
@@ -34,6 +34,7 @@ _REPORTED = ("numpy", "pyarrow", "gymnasium", "torch", "fsspec", "zstandard", "r
 
 app: typer.Typer = typer.Typer(
     name="rlio",
+    cls=Group,
     help="Record reinforcement-learning experience, replay it, and mix logged with live experience.",
     epilog="\b\nExit codes:\n" + "\n".join(f"  {code:<5}{text}" for code, text in EXIT_CODES.items()),
     no_args_is_help=True,

@@ -300,8 +300,8 @@ class Dataset(DatasetSnapshot):
     def returns(self) -> NDArray[np.float64]:
         """Return the sum of the rewards of each episode, undiscounted, float64, in the order of `episodes`.
 
-        Unfinished episodes count with the rows that are there; ``data.episodes.filter("finished")["return"]``
-        leaves them out. The caller owns the array.
+        Episodes without their last or first rows count with the rows that are there;
+        ``data.episodes.filter("finished")["return"]`` leaves them out. The caller owns the array.
 
         Raises:
             MissingColumn: The data has no rewards.

@@ -388,7 +388,7 @@ def source_tables(
         chosen = _passing(plan, search, segment, span)
         return list(_of_span(plan, reader, segment, span, chosen))
 
-    for segment, span in portion_spans(reader, gone, part):
+    for segment, span in portion_spans(reader, gone, part, reads_all=plan.row_filter is None):
         for batch in gone.read(source, partial(read_span, segment, span)):
             if batch.agent_steps():
                 yield plan.shows(to_table(_finished(plan, batch, segment.writer), plan.layout))

@@ -114,7 +114,7 @@ def _joined(part: Sequence[Portion]) -> list[Portion]:
 
 
 def portion_spans(
-    reader: SpanReader, gone: GoneSegments, part: Sequence[Portion] | None
+    reader: SpanReader, gone: GoneSegments, part: Sequence[Portion] | None, *, reads_all: bool = True
 ) -> Iterator[tuple[StoredSegment, Span]]:
     """The groups of a part in order, with their segments.
 
@@ -122,17 +122,20 @@ def portion_spans(
         reader: Opens the segments.
         gone: What to do with those that are missing.
         part: The part; None: all.
+        reads_all: Whether all groups are read, so that they may be requested ahead.
     """
     segments = reader.source.segments
     if part is None:
         part = [Portion(number, None, segment.rows) for number, segment in enumerate(segments)]
 
-    def spans(segment: StoredSegment, _: Source) -> list[Span]:
+    def spans(segment: StoredSegment, groups: range | None, _: Source) -> list[Span]:
+        if reads_all:
+            reader.expect(segment, lambda: [(segment, groups)])
         return reader.spans(segment)
 
     for number, groups, _ in part:
         segment = segments[number]
-        for span in gone.read(reader.source, partial(spans, segment)):
+        for span in gone.read(reader.source, partial(spans, segment, groups)):
             # A segment that is damaged as a whole is one group with the number -1.
             if groups is None or span.group in groups or span.group < 0:
                 yield segment, span

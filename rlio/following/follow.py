@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -66,8 +66,10 @@ logger: logging.Logger = logging.getLogger("rlio")
 _ORDER = ["follow", 1]
 # The least pause between two listings, in durations of a listing: 10^5 shards take a second of CPU time.
 _LISTINGS_APART = 10
-# Segments that are looked at for requests side by side.
-_COMING = 64
+# Segments that are looked at for requests side by side, and those of them that are decoded together: the
+# requests for the others are under way meanwhile.
+_COMING = 128
+_JOINED = 64
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,32 @@ class _Chunk:
     served: int = 0
 
 
-class _Decoded(NamedTuple):
-    """A row group decoded in the background (None: lost), and all live groups of its segment."""
+class _Part(NamedTuple):
+    """A decoded row group of a segment (None: lost)."""
 
-    spans: list[Span]
+    segment: Segment
+    span: Span
     batch: Folded | None
+
+
+class _Key(NamedTuple):
+    """A row group to decode: its segment, its number among the live ones, and the segments after it."""
+
+    segment: Segment
+    number: int
+    coming: tuple[Segment, ...]
+
+
+class _Decoded(NamedTuple):
+    """What was decoded in the background.
+
+    Attributes:
+        parts: A row group; or several short segments of one group each.
+        spans: All live groups of the last segment.
+    """
+
+    parts: list[_Part]
+    spans: list[Span]
 
 
 class Taken(NamedTuple):
@@ -176,8 +199,8 @@ class FollowPass:
         # (until, served) of a chunk that must be decoded again, after a loaded state or a step back.
         self._pending: tuple[int, int] | None = None
         self._queue: deque[Segment] = deque()
-        # The first segments of the queue when a group was announced, for the thread that decodes it.
-        self._coming: tuple[Segment, ...] = ()
+        # What was decoded and not entered yet; the queue begins after it.
+        self._decoded: deque[_Part] = deque()
         # The current segment, its live groups, and how many of them are taken.
         self._current: tuple[Segment, list[Span], int] | None = None
         #: The last listing.
@@ -385,39 +408,46 @@ class FollowPass:
             if chunk is not None:
                 self._chunk = chunk
                 return chunk
-            if not (self._queue or self._current is not None or self._pending is not None or self._poll()):
+            is_known = self._decoded or self._queue or self._current is not None or self._pending is not None
+            if not (is_known or self._poll()):
                 return None
         raise ClosedError("the reader was closed while it waited for rows")
 
     def _next_chunk(self) -> _Chunk | None:
         """The next listed row group; None if there is none, or it is lost or gone."""
+        if not self._decoded and not self._decode_next():
+            return None
+        segment, span, batch = self._decoded.popleft()
+        return self._enter(segment.ref.writer, span, batch)
+
+    def _decode_next(self) -> bool:
+        """Decode the next row group, or short segments together; False if there is none, or it is gone."""
         key = self._next_key()
         if key is None:
             self._current = None
-            return None
-        segment, index = key
-        if not self._coming:
-            self._coming = tuple(islice(self._queue, _COMING))
+            return False
         try:
-            spans, batch = self._ahead.get(key)
+            parts, spans = self._ahead.get(key)
         except SegmentGone as gone:
             self._forget_listing()
             self._gone.miss(gone)
-            return None
-        if index == 0:
-            self._queue.popleft()
-        self._current = (segment, spans, index + 1)
+            return False
+        self._decoded.extend(parts)
+        if key.number == 0:
+            for _ in parts:
+                self._queue.popleft()
+        self._current = (parts[-1].segment, spans, key.number + 1)
         following = self._next_key()
         if following is not None:
-            self._coming = tuple(islice(self._queue, _COMING))
             self._ahead.announce(following)
-        return self._enter(segment.ref.writer, spans[index], batch)
+        return True
 
-    def _next_key(self) -> tuple[Segment, int] | None:
-        """The segment and index of the next group."""
+    def _next_key(self) -> _Key | None:
+        """The next group to decode."""
         if self._current is not None and self._current[2] < len(self._current[1]):
-            return self._current[0], self._current[2]
-        return (self._queue[0], 0) if self._queue else None
+            return _Key(self._current[0], self._current[2], tuple(islice(self._queue, _COMING)))
+        coming = tuple(islice(self._queue, _COMING + 1))
+        return _Key(coming[0], 0, coming[1:]) if coming else None
 
     def _enter(self, writer: str, span: Span, batch: Folded | None) -> _Chunk | None:
         """Move the cursor to a group's first row, and past the group if it is lost."""
@@ -435,20 +465,25 @@ class FollowPass:
             logger.warning("skipped %d rows of writer %s in %s", lost, writer, self._storage.uri)
         self._rows[writer] = row
 
-    def _decode(self, key: tuple[Segment, int]) -> _Decoded:
-        """Decode a row group of a segment; usually runs in the background."""
-        segment, index = key
+    def _decode(self, key: _Key) -> _Decoded:
+        """Decode a row group of a segment, or short segments; usually runs in the background."""
+        segment, number, coming = key
+        reader = self._segments
         if self._spans_of is None or self._spans_of[0] != segment:
-            coming = self._coming if segment in self._coming[:1] else (segment, *self._coming)
-            self._spans_of = (segment, self._segments.spans_at(coming, 0))
+            segments = (segment, *coming)
+            reader.expect_in_turn(segments, 0)
+            if (joined := reader.read_joined(segments, 0, _JOINED)) is not None:
+                return _parted(segments[: len(joined[0])], joined[1], self.unit)
+            self._spans_of = (segment, reader.spans(segment))
         spans = self._spans_of[1]
-        return _Decoded(spans, self._segments.read_folded(segment, spans[index]))
+        span = spans[number]
+        return _Decoded([_Part(segment, span, reader.read_folded(segment, span))], spans)
 
     def _forget_listing(self) -> None:
         """Drop the listing, so the next call lists again."""
         self._queue.clear()
+        self._decoded.clear()
         self._current = self._spans_of = None
-        self._coming = ()
         self._ahead.forget()
         if self._reader is not None:
             self._reader.forget()
@@ -721,3 +756,13 @@ class FollowPass:
         self._chunk = None
         if self._reader is not None:
             self._reader.forget()
+
+
+def _parted(segments: Sequence[Segment], joined: Folded, unit: Unit) -> _Decoded:
+    """The rows of whole segments, which were decoded together."""
+    parts, rest = [], joined.batch
+    for segment in segments:
+        head, rest = split_units(rest, segment.rows, unit)
+        span = Span(0, range(segment.rows), segment.first, segment.rows, True)
+        parts.append(_Part(segment, span, replace(joined, batch=head)))
+    return _Decoded(parts, [parts[-1].span])

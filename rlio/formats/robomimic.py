@@ -21,6 +21,7 @@ report says that terminations are not known.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -98,8 +99,8 @@ class RobomimicSource(Hdf5Source):
         self._mask = mask
         self.origin: Origin = Origin(uri=place.uri)
         self._some_without_next = False
-        #: (Number of the file, name) of the demonstrations whose parts have unlike lengths -> what is wrong.
-        self._damaged: dict[tuple[int, str], str] = {}
+        #: (Number of the file, name) of the demonstrations that cannot be read -> what is wrong.
+        self._damaged: dict[tuple[int, str], CorruptData | SchemaError] = {}
         #: Further columns: those that all demonstrations have.
         self._beside: dict[str, _Kinds] | None = None
         self._left_out: set[str] = set()
@@ -141,29 +142,50 @@ class RobomimicSource(Hdf5Source):
         """Check a demonstration; gives its steps, and their flags, if it has some."""
         group = self._handles.child(data, name)
         members = list(group)
-        steps = self._steps(number, f"data/{name}/actions")
+        try:
+            steps = self._checked_steps(number, name, group, members)
+        except UnsafeData:
+            raise
+        except (CorruptData, SchemaError) as error:
+            # Raised, or skipped, when it is read: the others are whole.
+            self._damaged[number, name] = error
+            return self._steps_of_damaged(number, name, members), np.zeros(0, np.bool_)
+        self._some_without_next |= "next_obs" not in members
+        if steps:
+            self._look_beside(number, name, group, members, steps)
+        if "dones" not in members:
+            return steps, np.zeros(0, np.bool_)
+        return steps, self._values(number, f"data/{name}/dones")
+
+    def _checked_steps(self, number: int, name: str, group: Any, members: Sequence[str]) -> int:
+        """The steps of a demonstration.
+
+        Raises:
+            MissingColumn: It has no observations or actions.
+            CorruptData: Its parts have unlike lengths.
+        """
         if "obs" not in members:
             raise MissingColumn(
                 f"{name} has no obs: it holds states of the simulator; make observations of them with "
                 "robomimic's dataset_states_to_obs.py",
                 column=Columns.OBS,
             )
-        self._some_without_next |= "next_obs" not in members
+        if "actions" not in members:
+            raise MissingColumn(f"{name} has no actions", column=Columns.ACTIONS)
+        steps = self._steps(number, f"data/{name}/actions")
+        if int(group.attrs.get("num_samples", steps)) != steps:
+            raise CorruptData(f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}")
         of_steps = [one for one in ("rewards", "dones") if one in members]
-        try:
-            if int(group.attrs.get("num_samples", steps)) != steps:
-                raise CorruptData(
-                    f"{name} has {steps} actions, num_samples says {group.attrs['num_samples']}"
-                )
-            self._check_rows(number, [f"data/{name}/{one}" for one in of_steps], steps)
-        except CorruptData as error:  # Raised, or skipped, when it is read: the others are whole.
-            self._damaged[number, name] = str(error)
-            return steps, np.zeros(0, np.bool_)
-        if steps:
-            self._look_beside(number, name, group, members, steps)
-        if "dones" not in members:
-            return steps, np.zeros(0, np.bool_)
-        return steps, self._values(number, f"data/{name}/dones")
+        self._check_rows(number, [f"data/{name}/{one}" for one in of_steps], steps)
+        return steps
+
+    def _steps_of_damaged(self, number: int, name: str, members: Sequence[str]) -> int:
+        """The steps of a demonstration that cannot be read, by any part of it; at least 1, to be counted."""
+        for one in _KNOWN:
+            with contextlib.suppress(CorruptData, SchemaError):
+                if one in members and (steps := self._steps(number, f"data/{name}/{one}")):
+                    return steps
+        return 1
 
     def _named(self, number: int, mask: str, known_demos: set[str]) -> set[str]:
         if self._handles.member(number, f"mask/{mask}") is None:
@@ -180,7 +202,7 @@ class RobomimicSource(Hdf5Source):
 
     def _rows(self, number: int, key: str, rows: range, steps: int) -> SampleBatch:
         if (number, key) in self._damaged:
-            raise CorruptData(self._damaged[number, key])
+            raise self._damaged[number, key].with_traceback(None)
         root = f"data/{key}"
         group = self._handles.member(number, root)
         if "next_obs" in group:

@@ -47,6 +47,8 @@ class EpisodeIndex:
         end: "terminated", "truncated" or "open", by the last row.
         began: When it began, in milliseconds since 1970-01-01 UTC; None: unknown.
         version: Version of the policy at its first row; None: unknown.
+        has_start: Whether its first row is there: its ``t`` is 0. Without ``t``, whether no rows of the
+            writer were trimmed.
         episode: Of each fragment, the number of its episode. A fragment is the rows of an episode in one
             segment: a stream. Fragments come segment after segment.
         starts: Of each segment, the number of its first fragment; and the number of fragments.
@@ -61,6 +63,7 @@ class EpisodeIndex:
     end: list[str] = field(default_factory=list)
     began: list[int | None] = field(default_factory=list)
     version: list[int | None] = field(default_factory=list)
+    has_start: list[bool] = field(default_factory=list)
     episode: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
 
@@ -87,17 +90,25 @@ class EpisodeIndex:
         ends = np.append(0, np.bincount(episode, minlength=len(self)).cumsum())
         return np.argsort(episode, kind="stable"), ends, np.array(self.starts, np.int64)
 
-    def add(self, writer: str, streams: Streams, open_: dict[Hashable, dict[Hashable, int]]) -> None:
+    def add(
+        self,
+        writer: str,
+        streams: Streams,
+        open_: dict[Hashable, dict[Hashable, int]],
+        *,
+        is_trimmed: bool = False,
+    ) -> None:
         """Add the streams of the next segment.
 
         Args:
             writer: The writer of the segment; a stream may name another one.
             streams: The streams.
+            is_trimmed: Whether the first rows of the writer were trimmed.
             open_: The episodes that later rows may continue, kept between the calls: (writer, named writer,
                 policy, agent, environment) -> ``eps_id`` -> number.
         """
         length, reward, end, episode = self.length, self.reward, self.end, self.episode
-        for policy, eps_id, agent, env, rows, _, ended, sum_, named, began, _, version in zip(
+        for policy, eps_id, agent, env, rows, t0, ended, sum_, named, began, _, version in zip(
             *vars(streams).values(), strict=True
         ):
             # Two roots of merged writers may name one writer.
@@ -118,6 +129,7 @@ class EpisodeIndex:
                 end.append(ended)
                 self.began.append(began)
                 self.version.append(version)
+                self.has_start.append(not is_trimmed if t0 is None else t0 == 0)
             else:
                 length[number] += rows
                 reward[number] += value
@@ -144,6 +156,7 @@ def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> Episo
         CorruptData: A segment has other rows than its table of streams says.
     """
     found, open_ = EpisodeIndex(), dict[Hashable, dict[Hashable, int]]()
+    whole = {segment.writer for segment in source.segments if segment.first == 0}
     with rows_bar("episodes", source) as bar:
         for index, segment in enumerate(source.segments):
             streams = streams_of(index)
@@ -152,7 +165,7 @@ def join_episodes(source: Source, streams_of: Callable[[int], Streams]) -> Episo
                     f"the table of streams has {sum(streams.rows)} rows, and the segment has {segment.rows}",
                     uri=source.uri_of(segment.path),
                 )
-            found.add(segment.writer, streams, open_)
+            found.add(segment.writer, streams, open_, is_trimmed=segment.writer not in whole)
             bar.update(segment.rows)
     return found
 

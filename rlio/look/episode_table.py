@@ -28,7 +28,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rlio.batch.other_names import did_you_mean
-from rlio.errors import MissingColumn, OptionError, excerpt
+from rlio.errors import MissingColumn, OptionError, RlioError, excerpt
 from rlio.look.episode_index import EpisodeIndex
 from rlio.look.kept import keep, kept_path, read_kept
 from rlio.query.filters import RowFilter
@@ -57,7 +57,7 @@ _TEXT: Final = 60
 # NumPy's number for NaT.
 _NAT: Final = -(1 << 63)
 # Grows with every change of the table's columns or of their file.
-_VERSION: Final = 1
+_VERSION: Final = 2
 _COLUMNS: Final = frozenset(("episode", "writer", "eps_id", "length", "return", "finished", "start_time"))
 
 
@@ -73,8 +73,9 @@ class EpisodeTable:
     - ``length``: int64, its rows; ``return``: float64, the sum of its rewards, undiscounted. NaN if a reward
       is, or if the data has none.
     - ``terminated``, ``truncated``: bool, how its last row ended it (terminated, if both).
-    - ``finished``: bool, whether either did. The others were cut, or run on: length and return are those of
-      the rows that are there; so are those of an episode whose first rows were trimmed.
+    - ``finished``: bool, whether either did, and the first row is there: ``t`` begins at 0, or, in data
+      without ``t``, no rows of the writer were trimmed. The others are incomplete: length and return are
+      those of the rows that are there.
     - ``start_time``: datetime64[ms], UTC by the clock of the writer's machine; NaT if unknown.
     - ``policy_version``: only of data with ``weights_seq_no``: int64, that of the first row; -1 if unknown.
 
@@ -167,7 +168,22 @@ class EpisodeTable:
         return self._taken(mask)
 
     def _passing(self, text: str) -> NDArray[np.bool_]:
-        """The mask of a filter's text."""
+        """The mask of a filter's text; errors quote the names in it."""
+        try:
+            return self._mask(text)
+        except RlioError as error:
+            if isinstance(error, MissingColumn) and error.column not in _OF_ROWS.values():
+                raise
+            message, column = str(error), error.column
+            if column is not None:
+                message = message.rpartition(" [")[0]
+            for name, other in _OF_ROWS.items():
+                if other not in text:
+                    message = re.sub(rf"\b{other}\b", name, message)
+                    column = name if column == other else column
+            raise type(error)(message, column=column) from None
+
+    def _mask(self, text: str) -> NDArray[np.bool_]:
         found = RowFilter.parse(_NAME.sub(lambda name: _OF_ROWS.get(name[0], name[0]), text))
         columns = {**self._columns, **{other: self[name] for name, other in _OF_ROWS.items()}}
         for name in found.columns or ():
@@ -243,7 +259,7 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
             "return": np.array(index.reward, np.float64),
             "terminated": terminated,
             "truncated": truncated,
-            "finished": terminated | truncated,
+            "finished": (terminated | truncated) & np.array(index.has_start, bool),
             "start_time": _times(index.began),
             **({"policy_version": np.array(versions, np.int64)} if set(index.version) - {None} else {}),
         }

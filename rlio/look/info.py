@@ -200,7 +200,8 @@ class DatasetInfo:
         episodes: Episodes, unfinished ones included; each agent of a joint episode counts, see
             `rlio.EpisodeTable`.
         returns, lengths: Of all episodes, unfinished ones with the rows that are there; None: there are none.
-        terminated, truncated, unfinished: Episodes by their end.
+        terminated, truncated, unfinished: Episodes by their end. Those without their first rows are
+            unfinished, and a note says so.
         columns: The columns of each policy.
         spaces: The stored spaces of each policy.
         policies: Ids of the policies.
@@ -462,8 +463,13 @@ def info_of(
         stored: What else is known of it.
         stats: Policy -> the statistics of its columns, if they are known.
     """
-    notes = list(source.notes)
-    terminated, truncated = int(episodes["terminated"].sum()), int(episodes["truncated"].sum())
+    notes, finished = list(source.notes), episodes["finished"]
+    terminated, truncated = (int((episodes[end] & finished).sum()) for end in ("terminated", "truncated"))
+    if cut := int(((episodes["terminated"] | episodes["truncated"]) & ~finished).sum()):
+        notes.append(
+            f"{counted(cut, 'episode')} that ended without the first rows (trimmed, or not recorded): "
+            "counted as unfinished."
+        )
     policies = sorted({name for schema in source.schemas.values() for name in schema.policies})
     has_all_rewards = bool(np.isfinite(episodes["return"]).all())
     columns = list(_columns(source.schemas.values(), policies, stored, stats, has_all_rewards))

@@ -125,6 +125,10 @@ class EpochPass(ABC):
         for _ in range(n - whole):  # The last batch, which may be short, or the end.
             self._deal(size)
 
+    def go_back(self, before: tuple[int, int]) -> None:
+        """Return to an (epoch, offset) from which a `take` began that failed."""
+        self.epoch, self.offset = before
+
     def _remaining(self, epochs: int) -> int:
         """Units of all ranks up to the end of ``epochs`` epochs."""
         return (epochs - self.epoch) * self.total - self.offset
@@ -136,8 +140,8 @@ class EpochPass(ABC):
     def _step(self, units: int) -> None:
         """Advance by a number of units of all ranks."""
         if units:
-            crossed, self.offset = divmod(self.offset + units, self.total)
-            self.epoch += crossed
+            crossed, offset = divmod(self.offset + units, self.total)
+            self.epoch, self.offset = self.epoch + crossed, offset
 
     def _left(self, units: int) -> int:
         """How many of the next ``units`` of all ranks remain.

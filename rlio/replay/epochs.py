@@ -123,7 +123,21 @@ class StorePass(EpochPass):
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units of this rank; None: the batch size of the options."""
-        size = n or self.batch_size
+        before = self.epoch, self.offset
+        try:
+            return self._taken(n or self.batch_size)
+        except EndOfData:
+            raise
+        except BaseException:  # Such as a KeyboardInterrupt: the next call serves these units.
+            self.go_back(before)
+            raise
+
+    def go_back(self, before: tuple[int, int]) -> None:
+        """See `EpochPass`. What was gathered or computed ahead may be half changed."""
+        super().go_back(before)
+        self._block, self._known = None, (-1, 0, 0)
+
+    def _taken(self, size: int) -> Batch:
         if size != self.batch_size:
             self._block = None
         elif self._block is None or not self._goes_on(self._block):
@@ -134,15 +148,15 @@ class StorePass(EpochPass):
                 raise EndOfData(self._why_empty())
             self._check_size(size)
             return self.units.batch(self._numbers_of(self._deal(size)))
+        found = block.batch
+        if block.batches > 1:
+            assert isinstance(found, SampleBatch)
+            found = found[at * size : (at + 1) * size]
         self._cut = at + 1
         self._skipped = 0
         if self._cut == block.batches:
             self._block = None
         self._step(size * self.options.shard[1])
-        if block.batches == 1:
-            return block.batch
-        assert isinstance(block.batch, SampleBatch)
-        found: Batch = block.batch[at * size : (at + 1) * size]
         return found
 
     def _goes_on(self, block: _Block) -> bool:

@@ -335,6 +335,14 @@ class ReplayStore(Described):
 
     def wait_unless(self, given_up: Callable[[], bool], timeout: float | None = None) -> bool:
         """Like `wait`, until `wake` is called and ``given_up()`` is true; then raise ClosedError."""
+        if not self.wait_ended(given_up, timeout):
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def wait_ended(self, given_up: Callable[[], bool] = lambda: False, timeout: float | None = None) -> bool:
+        """Like `wait_unless`, but a build that failed has ended, too: `wait` raises its error."""
         if not (self.ready or given_up()):
             # Releases the lock, also if this thread holds it already: other threads, and a fork, then get it.
             with self._changed:
@@ -350,8 +358,6 @@ class ReplayStore(Described):
                 "process, or call wait() before forking",
                 uri=self.uri,
             )
-        if self._failure is not None:
-            raise self._failure
         return True
 
     def wake(self) -> None:

@@ -186,6 +186,9 @@ class GroupFiles(FileSource):
         """
         return frozenset(name if name in self._columns else column_of_name(name) for name in names)
 
+    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
+        """State which groups, and columns of them, are read next: a hint; see `OpenSegment`."""
+
     @abstractmethod
     def _read(self, group: int, columns: frozenset[str] | None) -> Batch:
         """The rows of a group as a new batch, of the schema.
@@ -213,6 +216,12 @@ class _Opened:
         self.units: list[int] = list(source.units[groups.start : groups.stop])
         self.run_rows: int = source.run_rows
         self.keeps_pictures: bool = source.keeps_pictures
+
+    def expect(self, groups: Sequence[int] | None, columns: Sequence[str] | None) -> None:
+        """See `OpenSegment`."""
+        wanted = self._groups if groups is None else [self._groups[index] for index in groups]
+        if wanted:
+            self._source.expect(range(wanted[0], wanted[-1] + 1), columns)
 
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None

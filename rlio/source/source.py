@@ -298,6 +298,9 @@ class OpenSegment(Protocol):
     Likewise for whole segments of one group each: ``form``, the same object in those that can be decoded
     together (None: this one cannot), ``held_bytes``, what it keeps in memory until then, and
     ``joined(others, columns)``, which is `read_folded` of all of them. If one of them is damaged, it raises.
+
+    And where requests take a round trip and the `Source` has no `plan`: ``expect(groups, columns)``, which
+    states what groups are read next (None: all).
     """
 
     schema: Schema

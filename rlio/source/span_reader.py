@@ -24,7 +24,7 @@ from rlio.source.source import OpenSegment, Source, StoredSegment
 from rlio.storage.open_files import OpenFiles
 from rlio.storage.parallel import Range
 
-__all__ = ["GoneSegments", "SegmentGone", "Span", "SpanReader"]
+__all__ = ["Coming", "GoneSegments", "SegmentGone", "Span", "SpanReader"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -198,10 +198,31 @@ class SpanReader:
         Raises:
             SegmentGone: The segment is missing.
         """
-        if self._plan is not None:
+        if self._plan is None:
+            self._hint(segment, coming)
+            return
+        first = list(self._ranges(islice(coming(), 1)))
+        if not self._plan.leads(first):
             self._plan.expect(self._ranges(coming()))
-            if self.open(segment) is not None:  # The places of its groups are known now.
-                self._plan.expect(self._ranges(coming()))
+        if self.open(segment) is None:
+            return
+        # The places of its groups are known now. A small one is whole.
+        if list(self._ranges(islice(coming(), 1))) != first:
+            self._plan.expect(self._ranges(coming()))
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the source's requests are planned here; otherwise `expect` states exact groups."""
+        return self._plan is not None
+
+    def _hint(self, segment: StoredSegment, coming: Callable[[], Coming]) -> None:
+        """`expect` of a source that has no plan: what is read of the segment."""
+        groups = next((groups for one, groups in islice(coming(), 1) if one == segment), range(0))
+        opened = None if groups is not None and not groups else self.open(segment)
+        if opened is not None and (hint := getattr(opened, "expect", None)) is not None:
+            # What is wrong with them is raised in their turn.
+            with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
+                hint(groups, self._columns(opened))
 
     def _ranges(self, coming: Coming) -> Iterator[Range]:
         source, opened = self.source, self._open  # The plan must not refer to this reader, which has it.

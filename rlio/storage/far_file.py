@@ -22,6 +22,7 @@ import io
 import os
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -106,7 +107,7 @@ class FarFile(io.RawIOBase):
         file: The filesystem's open file, which is closed with this one. Its requests fail if the file was
             replaced since, where the store can tell.
         clients: Those of its filesystem.
-        scans: Whether the file is read to its end.
+        scans: Whether the file is read to its end; once it was, it is read as others.
         locks: Whether its reader holds a lock as it reads, as h5py does: nothing is requested in other
             threads, and nothing has a time limit.
     """
@@ -121,7 +122,19 @@ class FarFile(io.RawIOBase):
         self._runs: list[_Run] = []
         #: Whole pieces by their first byte, likewise.
         self._kept: OrderedDict[int, bytes] = OrderedDict()
+        #: Requests what was stated to be read.
+        self._stated: Plan | None = None
         _open_files.add(self)
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """State which bytes ``[start, stop)`` are read next, about in this order: in place of those before.
+
+        They are requested side by side, as far as a `Plan` goes. What is read otherwise is read as without.
+        """
+        if self._locks:
+            return
+        self._stated = self._stated or Plan()
+        self._stated.expect(_pieces(self._requests, self.size, spans, frozenset(self._kept)))
 
     def readable(self) -> bool:
         return True
@@ -165,6 +178,8 @@ class FarFile(io.RawIOBase):
             super().close()
             _open_files.discard(self)
             self._kept.clear()
+            if self._stated is not None:
+                self._stated.forget()
             while self._runs:
                 self._drop(self._runs[0])
             self._requests.file.close()
@@ -180,6 +195,11 @@ class FarFile(io.RawIOBase):
             if (data := self._kept.get(start := at - at % _PIECE)) is not None:
                 self._advance(run, start, data)
                 run.asked = max(run.asked, at + wanted)
+            elif (stated := self._stated_at(at)) is not None:
+                start, data = stated
+                run = _Run(start, start + len(data), start, data)
+                if self._is_whole(Range(self._requests, "", start, run.stop)):
+                    self._keep(start, data)
             while not run.start <= at < run.stop:
                 self._go_on(run, at + wanted)
         if run in self._runs:
@@ -187,6 +207,9 @@ class FarFile(io.RawIOBase):
         self._runs.append(run)
         self._drop_some()
         return run
+
+    def _stated_at(self, at: int) -> tuple[int, bytes] | None:
+        return None if self._stated is None else self._stated.take_around(self._requests, at)
 
     def _go_on(self, run: _Run, stop: int) -> None:
         """Fetch the next piece of a run, of which the bytes up to ``stop`` are needed."""
@@ -205,6 +228,7 @@ class FarFile(io.RawIOBase):
             data = run.plan.take(*wanted)
         data = self._requests.fetch(*wanted[1:]) if data is None else data
         self._advance(run, wanted.start, data)
+        self._scans = self._scans and run.stop < self.size
         if self._is_whole(wanted):
             self._keep(wanted.start, data)
 
@@ -245,6 +269,17 @@ class FarFile(io.RawIOBase):
         self._runs.remove(run)
         if run.plan is not None:
             run.plan.forget()
+
+
+def _pieces(
+    requests: _Requests, size: int, spans: Sequence[tuple[int, int]], kept: frozenset[int]
+) -> Iterator[Range]:
+    """Ranges of stated bytes, without the whole pieces that are kept. What a file states may be nonsense."""
+    for start, stop in spans:
+        if 0 <= start < stop <= size:
+            for first in (start, *range(start - start % _PIECE + _PIECE, stop, _PIECE)):
+                if first not in kept:
+                    yield Range(requests, "", first, min(first - first % _PIECE + _PIECE, stop))
 
 
 class _Requests:

@@ -149,10 +149,19 @@ class _Tailed(io.RawIOBase):
         return len(piece)
 
     def _read(self, size: int) -> bytes:
+        rest = self._opened()
+        rest.seek(self._at)
+        return bytes(rest.read(size))
+
+    def _opened(self) -> Any:
         if self._rest is None:
             self._rest = opened_remote(self._file)
-        self._rest.seek(self._at)
-        return bytes(self._rest.read(size))
+        return self._rest
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """See `FarFile.expect`."""
+        if (expect := getattr(self._opened(), "expect", None)) is not None:
+            expect(spans)
 
     def close(self) -> None:
         if self._rest is not None:

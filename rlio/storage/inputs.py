@@ -29,7 +29,16 @@ from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
 from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 
-__all__ = ["InputFile", "expand_inputs", "is_glob", "is_zip", "natural_order", "open_input", "opened_remote"]
+__all__ = [
+    "InputFile",
+    "expand_inputs",
+    "expect_spans",
+    "is_glob",
+    "is_zip",
+    "natural_order",
+    "open_input",
+    "opened_remote",
+]
 
 _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"([0-9]+)")
@@ -134,7 +143,7 @@ def open_input(
     """
     with explained(file.uri):
         try:
-            stream: Any = io.FileIO(file.path) if file.fs is None else fetch()
+            stream: Any = _local_file(file.path) if file.fs is None else fetch()
         except FileNotFoundError as error:
             raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
         stream = opened_remote(file, scans=scans, locks=locks) if stream is None else stream
@@ -147,6 +156,12 @@ def open_input(
             stream.close()
             raise
     return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
+
+
+def expect_spans(stream: IO[bytes], spans: Sequence[tuple[int, int]]) -> None:
+    """State which bytes of an opened input are read next; see `FarFile.expect`. Others are not affected."""
+    if isinstance(raw := getattr(stream, "raw", None), _Stream):
+        raw.expect(spans)
 
 
 def opened_remote(file: InputFile, *, scans: bool = False, locks: bool = False) -> Any:
@@ -170,12 +185,46 @@ def _may_be_pointer(file: InputFile, stream: Any) -> bool:
     return size is not None and size < POINTER_BYTES and stream.seekable()
 
 
+def _local_file(path: str) -> io.FileIO:
+    """A local file. The place in it is of this process: of an open file, a fork shares it."""
+    is_regular = hasattr(os, "pread") and stat.S_ISREG(os.stat(path).st_mode)
+    return _Placed(path) if is_regular else io.FileIO(path)
+
+
+class _Placed(io.FileIO):
+    """A regular file that is read at a place of its own; for `_Stream`."""
+
+    _at = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        assert size is not None
+        data = os.pread(self.fileno(), size, self._at)
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        ends = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}
+        end = os.fstat(self.fileno()).st_size if whence == os.SEEK_END else ends[whence]
+        if end + offset < 0:
+            raise ValueError(f"byte {end + offset} is before the first byte of the file")
+        self._at = end + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
 class _Stream(io.RawIOBase):
     """The bytes of a file; its errors are `StoreError`s."""
 
     def __init__(self, file: IO[bytes], uri: str) -> None:
         self._file = file
         self._uri = uri
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        if (expect := getattr(self._file, "expect", None)) is not None:
+            with explained(self._uri):
+                expect(spans)
 
     def readable(self) -> bool:
         return True

@@ -51,6 +51,12 @@ class OpenFiles(Generic[K, T]):
             self._close_first()
         return file
 
+    def drop(self, key: K) -> None:
+        """Close a file, if it is open."""
+        if key in self._open:
+            self._open.move_to_end(key, last=False)
+            self._close_first()
+
     def __iter__(self) -> Iterator[T]:
         """Iterate over the open files."""
         return iter(self._open.values())

@@ -205,6 +205,11 @@ class Plan:
             if wanted not in self._coming:
                 future.cancel()
 
+    def leads(self, ranges: Sequence[Range]) -> bool:
+        """Whether ranges are requested, and more than half of what a plan may have: no need to `expect`."""
+        with self._here():
+            return len(self._coming) > self._most // 2 and all(wanted in self._coming for wanted in ranges)
+
     def _take_more(self, before: Mapping[Range, _Job] = MappingProxyType({})) -> None:
         """Request further ranges while there is room; ``before`` has been requested already."""
         busy_plans.add(self)
@@ -263,6 +268,24 @@ class Plan:
                 if found in self._coming:
                     self._coming[found] = done, job
         return data if found[2:] == (start, stop) else data[start - found.start : stop - found.start]
+
+    def take_around(self, storage: Store, at: int) -> tuple[int, bytes] | None:
+        """The expected range of a store of one object that has byte ``at``: its first byte, and its bytes.
+
+        Unlike `take`, it leaves the ranges before it, which another thread may read next.
+
+        Raises:
+            Exception: The request failed.
+        """
+        with self._here():
+            found = next(
+                (one for one in self._coming if one.storage is storage and one.start <= at < one.stop), None
+            )
+            if found is None:
+                return None
+            future, job = self._coming.pop(found)
+            self._take_more()
+        return found.start, _result(future, job)
 
     def forget(self) -> None:
         """Drop everything."""

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from rlio.batch.arrays import object_column
 from rlio.batch.columns import Columns
 from rlio.batch.ragged import Ragged
-from rlio.errors import SchemaError, excerpt
+from rlio.errors import CorruptData, SchemaError, excerpt
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.packed import is_packed, unpack, unpickle
 from rlio.formats.files.parquet_footer import Extension
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
+from rlio.schemas.arrow_tables import arrow_times
 
 __all__ = [
     "UnequalLists",
@@ -35,8 +36,10 @@ __all__ = [
     "is_lists",
     "is_pickled",
     "load_pickled",
+    "no_items",
     "to_column",
     "to_lists",
+    "to_times",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -114,6 +117,29 @@ def to_lists(name: str, values: Any, allowance: Allowance, item: tuple[int, ...]
     items = items if len(items) or items.ndim != len(item) + 1 else np.empty((0, *item), items.dtype)
     ends = np.cumsum([0, *values.value_lengths().to_numpy()], dtype=np.int64)
     return standard_dtype(name, Ragged(items, ends).rows())
+
+
+def no_items(kind: Any, item: tuple[int, ...]) -> Array:
+    """An array of no items of a type of lists of numbers, each of the shape ``item``."""
+    while _is_list(kind):
+        kind = kind.value_type
+    return np.empty((0, *item), kind.to_pandas_dtype())
+
+
+def to_times(name: str, values: Any, dtype: np.dtype[Any]) -> Any:
+    """A column that rlio wrote as times, in their unit.
+
+    Raises:
+        CorruptData: The column has other values, or its times do not fit the unit.
+    """
+    if dtype.kind == "m" and pa.types.is_int64(values.type):  # Parquet has no durations.
+        values = values.view(pa.array(arrow_times(np.zeros(0, dtype))).type)
+    column = to_column(name, values, {})
+    if isinstance(column, np.ndarray) and column.dtype.kind == dtype.kind:
+        found = column.astype(dtype)
+        if np.array_equal(found.astype(column.dtype), column, equal_nan=True):
+            return found
+    raise CorruptData(f"{TIMES} in the metadata states {dtype}, but the column has other values")
 
 
 def is_lists(kind: Any) -> bool:

@@ -98,6 +98,11 @@ class ParquetFiles:
                 raise_at(error, uri=self.files[number].uri)
         return self._open.add(number, opened)
 
+    def expect(self, number: int, groups: Sequence[int], names: Collection[str] | None) -> None:
+        """State which row groups of a file are read next; local files are not opened for it."""
+        if self.files[number].fs is not None:
+            self.file(number).expect(groups, names)
+
     def guarded(self, number: int, record: int | None = None) -> Guard:
         """See `rlio.formats.files.inputs.Guard`."""
         return Guard(self.files[number], record, format="Parquet")

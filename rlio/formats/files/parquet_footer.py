@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import ARROW_SCHEMA, read_metadata
+from rlio.storage.inputs import expect_spans
 from rlio.support.calls import closing_on_error
 
 __all__ = ["Extension", "ForeignFile", "open_parquet", "plain_schema", "registered_extensions"]
@@ -58,10 +59,29 @@ class ForeignFile:
     Attributes:
         arrow: pyarrow's ParquetFile; Any, because pyarrow ships no type information.
         extensions: Path of a field (names joined by dots) -> its extension type.
+        stream: Its bytes.
     """
 
     arrow: Any
     extensions: dict[str, Extension]
+    stream: IO[bytes]
+
+    def expect(self, groups: Iterable[int], names: Collection[str] | None) -> None:
+        """State which row groups, and columns of them, are read next; see `expect_spans`."""
+        spans: list[tuple[int, int]] = []
+        for group in groups:
+            if self.arrow.metadata.row_group(group).total_byte_size > _LARGE_GROUP:
+                continue  # It is read in parts of its columns, in turn.
+            for _, chunk in self.columns(group, names):
+                first = chunk.data_page_offset
+                if chunk.dictionary_page_offset is not None:
+                    first = min(first, chunk.dictionary_page_offset)
+                stop = first + chunk.total_compressed_size
+                if spans and spans[-1][1] == first:
+                    spans[-1] = spans[-1][0], stop
+                else:
+                    spans.append((first, stop))
+        expect_spans(self.stream, spans)
 
     def columns(self, group: int, names: Collection[str] | None) -> list[tuple[Any, Any]]:
         """The columns of a row group in some top-level fields: pyarrow's schema and metadata of each.
@@ -140,7 +160,7 @@ def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:
         options |= {"pre_buffer": False, "buffer_size": _BUFFER}
     written = (metadata.metadata or {}).get(ARROW_SCHEMA)
     extensions = {} if written is None else plain_schema(written, is_base64=True)[1]
-    return ForeignFile(pq.ParquetFile(stream, metadata=metadata, **options), extensions)
+    return ForeignFile(pq.ParquetFile(stream, metadata=metadata, **options), extensions, stream)
 
 
 def registered_extensions() -> frozenset[str]:

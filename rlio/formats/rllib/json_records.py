@@ -36,6 +36,7 @@ from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.source.damage import damage_named
 from rlio.storage import InputFile
 from rlio.storage.filesystem import StrPath
+from rlio.storage.inputs import expect_spans
 from rlio.storage.open_files import OpenFiles
 from rlio.support.progress import reached
 from rlio.support.spaces import Spaces
@@ -147,6 +148,14 @@ class JsonRecords:
             place = self._offsets[index], self._sizes[index], self.numbers[index]
             line = self._line_at(self.file_of(index), *place)
         return line
+
+    def expect(self, indices: range) -> None:
+        """See `Records`. Members of zip files are inflated as a whole."""
+        number, first, last = self.file_of(indices[0]), indices[0], indices[-1]
+        file = self.files[number]
+        if file.file.fs is not None and file.member is None:
+            stream = self._streams.get(number) or self._streams.add(number, _opened(file))
+            expect_spans(stream, [(self._offsets[first], self._offsets[last] + self._sizes[last])])
 
     def rows_of(self, index: int) -> int | None:
         """Rows of a plain record, by one of its lists; None: it must be decoded to tell.

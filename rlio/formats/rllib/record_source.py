@@ -59,6 +59,9 @@ class Records(Protocol):
     def load(self, index: int, decoder: RllibDecoder) -> Batch:
         """Read one record; raises CorruptData or SchemaError, with the place, if the record is damaged."""
 
+    def expect(self, indices: range) -> None:
+        """State which records of one file are read next: a hint."""
+
     def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
         """URI and first readable record with rows of each file, or of each kind of file, that has one."""
 
@@ -133,6 +136,10 @@ class RecordFiles(GroupFiles):
         of_files = zip(records.files, pairwise([0, *records.ends]), strict=True)
         segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
         self._state(rows, segments, units=units, row_bytes=row_bytes)
+
+    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
+        """See `GroupFiles`. Records are read with all of their columns."""
+        self._records.expect(groups)
 
     def _read(self, group: int, columns: frozenset[str] | None) -> Batch:
         return self._loaded(group, columns)

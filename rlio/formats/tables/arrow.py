@@ -23,6 +23,7 @@ from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles, each_file
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 
 FORMAT = Format(
     name="arrow",
@@ -73,9 +74,10 @@ class ArrowTable(Pieces):
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
-        for number in each_file(self.files):
-            with Guard(self.files[number], format="Arrow"):
-                self._index(number)
+        with closing_on_error(self):
+            for number in each_file(self.files):
+                with Guard(self.files[number], format="Arrow"):
+                    self._index(number)
 
     def pieces(self, file: int) -> Sequence[_Batch]:
         """The record batches of a file."""
@@ -88,26 +90,27 @@ class ArrowTable(Pieces):
     def _index(self, number: int) -> None:
         batches, rows = [], []
         schema: tuple[Any, dict[str, Extension]] | None = None
-        with self._inputs.open(number, scans=True) as stream:
-            size, starts = stream.seek(0, os.SEEK_END), None
-            stream.seek(0)
-            if stream.read(len(_MAGIC)) == _MAGIC:
-                footer = _footer(stream, size, self._limits)
-                schema, starts = _schema_of_file(footer), _starts_of(footer)
-            passed = 0 if self.files[number].fs is None else _PASSED_BYTES
-            for place, metadata in _messages(stream, size, self._limits, starts, passed):
-                kind, header = _header(metadata)
-                if kind == _SCHEMA and schema is None:
-                    _check_endian(metadata, header)
-                    schema = plain_schema(struct.pack("<II", _CONTINUES, len(metadata)) + metadata)
-                elif kind == _DICTIONARY:
-                    raise UnknownLayout(_NO_CATEGORIES)
-                elif kind == _RECORD_BATCH and schema is not None:
-                    count = _field(metadata, header, _ROWS)
-                    batches.append(place)
-                    rows.append(0 if count is None else struct.unpack_from("<q", metadata, count)[0])
-                else:
-                    raise CorruptData(f"found a message of kind {kind}, expected a schema and record batches")
+        # It stays open: what was fetched is read again, for the episodes and their rows.
+        stream = self._open.add(number, self._inputs.open(number, scans=True))
+        size, starts = stream.seek(0, os.SEEK_END), None
+        stream.seek(0)
+        if stream.read(len(_MAGIC)) == _MAGIC:
+            footer = _footer(stream, size, self._limits)
+            schema, starts = _schema_of_file(footer), _starts_of(footer)
+        passed = 0 if self.files[number].fs is None else _PASSED_BYTES
+        for place, metadata in _messages(stream, size, self._limits, starts, passed):
+            kind, header = _header(metadata)
+            if kind == _SCHEMA and schema is None:
+                _check_endian(metadata, header)
+                schema = plain_schema(struct.pack("<II", _CONTINUES, len(metadata)) + metadata)
+            elif kind == _DICTIONARY:
+                raise UnknownLayout(_NO_CATEGORIES)
+            elif kind == _RECORD_BATCH and schema is not None:
+                count = _field(metadata, header, _ROWS)
+                batches.append(place)
+                rows.append(0 if count is None else struct.unpack_from("<q", metadata, count)[0])
+            else:
+                raise CorruptData(f"found a message of kind {kind}, expected a schema and record batches")
         if schema is None:
             raise CorruptData("found no schema")
         if len(schema[0].names) > self._limits.columns or max(rows, default=0) > self._limits.group_rows:

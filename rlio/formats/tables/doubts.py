@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,7 +27,6 @@ from rlio.formats.files.value_arrays import flags_in
 
 __all__ = [
     "CUT_NAMES",
-    "CUT_PATHS",
     "EDGE_NAMES",
     "ENV_NAMES",
     "NOT",
@@ -45,6 +44,8 @@ __all__ = [
     "check_one_step",
     "check_starts",
     "check_times",
+    "cut_paths",
+    "is_time_limit",
     "mask_ends",
 ]
 
@@ -87,8 +88,7 @@ CUT_NAMES: Final = frozenset(
     if name in (Columns.TRUNCATEDS, *_TIME_LIMITS)
     or any(meant == (Columns.TRUNCATEDS,) and name in names for meant, names in OTHER_NAMES)
 )
-#: Where Gym's wrapper states them, if infos are a nested column.
-CUT_PATHS: Final = tuple((top, "TimeLimit", "truncated") for top in ("info", "infos"))
+_TIME_LIMIT: Final = re.compile(r"timelimit[._/]truncated", re.IGNORECASE)
 #: Most environments whose rows may be interleaved, see `check_followed`.
 _MOST_ENVS: Final = 256
 
@@ -399,6 +399,29 @@ def check_edges(name: str, flagged: NDArray[np.bool_], may_be: NDArray[np.bool_]
         )
 
 
+def cut_paths(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Where flags of time limits may be in a table with some columns, also where infos are a nested one."""
+    for name in names:
+        if name.lower() in CUT_NAMES:
+            yield (name,)
+        if "info" in name.lower():
+            for between in ((), ("final_info",)):
+                yield (name, *between, "TimeLimit", "truncated")
+
+
+def is_time_limit(path: tuple[str, ...]) -> bool:
+    """Whether a flag is the one of Gym's wrapper ``TimeLimit``.
+
+    Gym writes it where the limit was reached, so infos without it were not cut. It is true only where the
+    state is not terminal; ``done`` is true there, too.
+
+    Source: ``gymnasium.utils.step_api_compatibility.convert_to_terminated_truncated_step_api``.
+    """
+    name = ".".join(path)
+    # A column is there, whatever its case; a key that is spelled otherwise would be absent from all infos.
+    return _TIME_LIMIT.search(name) is not None and (len(path) == 1 or name.endswith("TimeLimit.truncated"))
+
+
 def check_cut(name: str, rows: NDArray[np.int64], terminated: str) -> None:
     """Refuse a flag of time limits that the mapping does not name, in episodes that it says have terminated.
 
@@ -411,7 +434,9 @@ def check_cut(name: str, rows: NDArray[np.int64], terminated: str) -> None:
         return
     shown, flag = excerpt(name), terminated.removeprefix(NOT)
     way = "name a flag of terminal states alone"
-    if terminated == flag != "True":
+    if is_time_limit((name,)) and terminated != "True":
+        way = "with it, rows that have both flags are truncated, not terminated"
+    elif terminated == flag != "True":
         way += f", such as log['ended'] = log[{excerpt(flag)}] & ~log[{shown}]"
     raise SchemaError(
         f"row {rows[0]}: {shown}, which the mapping does not name, says that a time limit ended the episode, "

@@ -263,7 +263,7 @@ class EpisodeRows(TableAround):
         first = max(0, bisect_right(starts, rows.start) - 1)
         stop = max(first, int(np.searchsorted(starts, rows.stop)))
         self._table.together = self.together
-        part = Rows(rows.file, first, stop, None, rows.fills)
+        part = rows._replace(start=first, stop=stop, keep=None)
         here = slice(rows.start - starts[first], rows.stop - starts[first])
 
         def cut(leaf: NDArray[Any]) -> NDArray[Any]:
@@ -321,7 +321,8 @@ class EpisodeRows(TableAround):
     def _flat(self, found: Any, rows: Rows, name: str) -> Any:
         """The steps of a column of some rows."""
         if isinstance(found, dict):
-            return {key: self._flat(part, rows, name) for key, part in found.items()}
+            parts = {key: self._flat(part, rows, name) for key, part in found.items()}
+            return {key: part for key, part in parts.items() if part is not None}
         here = slice(rows.start, rows.stop)
         steps, items = self._steps[rows.file][here], self._items[rows.file][here]
         skips = self._skips[rows.file][here]

@@ -19,12 +19,12 @@ from rlio.batch.ragged import Ragged, item_type
 from rlio.errors import MissingColumn, OptionError, RlioError, SchemaError, excerpt, raise_at
 from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.tables.described import hint_of, kind_of
-from rlio.formats.tables.doubts import NOT, mask_ends
+from rlio.formats.tables.doubts import NOT, is_time_limit, mask_ends
 from rlio.formats.tables.paths import paths_of, resolved, walk
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import Mapping, dotted
 
-__all__ = ["WAY_OF_ROWS", "Flag", "MappedColumns", "as_flags", "spelled", "stretches"]
+__all__ = ["WAY_OF_ROWS", "Flag", "MappedColumns", "as_flags", "is_cut", "spelled", "stretches"]
 
 _SCAN_ROWS: Final = 65_536
 _SHOWN_CODES: Final = 50
@@ -114,6 +114,7 @@ class MappedColumns:
         *,
         keep: NDArray[np.bool_] | None = None,
         fills: bool = False,
+        flag: tuple[str, ...] = (),
     ) -> dict[tuple[str, ...], Any]:
         """Columns of a stretch of rows, over all files. None: no row has a value."""
         names = sorted({path[0] for path in paths})
@@ -126,11 +127,12 @@ class MappedColumns:
                 try:
                     at = base + low - start
                     mask = None if keep is None else keep[at : at + high - low]
-                    parts.append(self._table.read(Rows(file, low, max(low, high), mask, fills), names))
+                    parts.append(self._table.read(Rows(file, low, max(low, high), mask, fills, flag), names))
                 except RlioError as error:
                     raise_at(error, uri=self._table.uri_of(file))
             file += 1
-        found = {path: _joined([walk(part[path[0]], path) for part in parts], path) for path in paths}
+        at_path = _sparse_flag if flag else walk
+        found = {path: _joined([at_path(part[path[0]], path) for part in parts], path) for path in paths}
         for path in found.keys() & self._codes.keys():
             found[path] = _coded(found[path], self._codes[path], path, fills=fills)
         return found
@@ -239,13 +241,22 @@ class MappedColumns:
     ) -> tuple[dict[tuple[str, ...], Any], list[NDArray[np.bool_]]]:
         """Other columns of a stretch of rows, and flags."""
         fills = self._map.final_row
+        cuts = {flag.path: self._read_cuts(start, stop, flag) for flag in flags if is_cut(flag)}
         # A mask that is missing in a final row must not become 0, which is an end.
         strict = [flag.path for flag in flags if flag.is_inverted]
-        loose = [*others, *(flag.path for flag in flags if not flag.is_inverted)]
+        loose = [*others, *(flag.path for flag in flags if not (flag.is_inverted or is_cut(flag)))]
         found = self._read(start, stop, loose, fills=fills) if loose else {}
         if strict:
             found |= self._read(start, stop, strict)
-        return found, [as_flags(found[flag.path], flag, fills=fills) for flag in flags]
+        return found, [
+            cuts[flag.path] if is_cut(flag) else as_flags(found[flag.path], flag, fills=fills)
+            for flag in flags
+        ]
+
+    def _read_cuts(self, start: int, stop: int, flag: Flag) -> NDArray[np.bool_]:
+        """A flag of time limits, which rows that were not cut may lack."""
+        value = self._read(start, stop, [flag.path], fills=True, flag=flag.path[1:])[flag.path]
+        return np.zeros(stop - start, np.bool_) if value is None else as_flags(value, flag, fills=True)
 
 
 def stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -253,6 +264,14 @@ def stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
     for base, end in pairwise(starts):
         for start in range(base, end, _SCAN_ROWS):
             yield start, min(start + _SCAN_ROWS, end)
+
+
+def _sparse_flag(found: Any, path: tuple[str, ...]) -> Any:
+    """The flag at a path of a column; False where no object of a file has it."""
+    try:
+        return walk(found, path)
+    except MissingColumn:
+        return np.zeros(len(leaves(found)[0][1]), np.bool_)
 
 
 def _joined(parts: list[Any], path: tuple[str, ...]) -> Any:
@@ -306,6 +325,11 @@ def _coded(
     return np.array(found, np.int64)
 
 
+def is_cut(flag: Flag | None) -> bool:
+    """Whether a flag is true where a time limit was reached, and no state is terminal; rows may lack it."""
+    return flag is not None and is_time_limit(flag.path) and not flag.is_inverted
+
+
 def spelled(flag: Flag) -> str:
     """The flag as a mapping names it."""
     return NOT * flag.is_inverted + ".".join(flag.path)
@@ -327,5 +351,7 @@ def as_flags(value: Any, flag: Flag, *, fills: bool) -> NDArray[np.bool_]:
     if fills and value.dtype.kind == "f":  # A final row has no flag.
         value = np.nan_to_num(value, nan=0.0)
     elif fills and value.dtype.kind in "OU":
-        value = np.array([one if one not in ("", None) else False for one in value.tolist()], object)
+        value = np.array(
+            [one if one not in ("", None) and one == one else False for one in value.tolist()], object
+        )
     return np.array(flags_in(name, value), np.bool_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NoReturn
@@ -14,10 +15,20 @@ from rlio.errors import SchemaError, excerpt
 from rlio.formats.files.value_arrays import one_a_row
 from rlio.formats.tables.cuts import stated_lengths
 from rlio.formats.tables.doubts import advice_of_flags, check_first, check_flagged, check_starts
-from rlio.formats.tables.mapped_columns import WAY_OF_ROWS, Flag, MappedColumns, as_flags, spelled, stretches
+from rlio.formats.tables.mapped_columns import (
+    WAY_OF_ROWS,
+    Flag,
+    MappedColumns,
+    as_flags,
+    is_cut,
+    spelled,
+    stretches,
+)
 from rlio.formats.tables.own_names import OwnNames
 
 __all__ = ["MappedEpisodes"]
+
+logger: logging.Logger = logging.getLogger("rlio")
 
 #: What may be meant by a flag in the middle of an episode, with ids.
 _WAY_OF_FLAGS: Final = (
@@ -54,11 +65,14 @@ class MappedEpisodes(MappedColumns):
         #: Whether the last episode is known to be complete.
         self._is_closed = bool(ids or forced)
         if not (ids or self._first or self._flags_of_rows()):
-            return [int(row) for row in begin_rows if row < self._rows]
+            begin_rows = begin_rows[begin_rows < self._rows]
+            self._note_both(begin_rows, {})
+            return [int(row) for row in begin_rows]
         # A final row has no flag, unless all that belongs to a step is a row later.
         has_no_flag = mapping.final_row and not mapping.shifted
         cuts = not (ids or stated is not None or self._first or has_no_flag)
-        starts, flagged = self._scan(begin_rows, cuts=cuts)
+        starts, of_flags = self._scan(begin_rows, cuts=cuts)
+        flagged = np.unique(np.concatenate([np.zeros(0, np.int64), *of_flags.values()]))
         if cuts and not isinstance(mapping, OwnNames):
             check_flagged(flagged, self._rows, self._flag_names())
         if self._first is not None:
@@ -74,6 +88,7 @@ class MappedEpisodes(MappedColumns):
                 f"a flag on the last row of each; {WAY_OF_ROWS if mapping.per_row else _WAY_OF_FLAGS}; "
                 f"{advice_of_flags(self._flag_names())}"
             )
+        self._note_both(starts, of_flags)
         if ids and self._numbers_ids:
             names = ", ".join(self._id_names)
             self.notes.append(f"eps_id numbers the episodes in their order, not as {names} does.")
@@ -111,21 +126,53 @@ class MappedEpisodes(MappedColumns):
         """The flags that have a value a row."""
         return [flag for flag in self._flags if flag is not None and flag.path not in self._of_episodes]
 
+    def _note_both(self, starts: NDArray[np.int64], of_flags: dict[Flag, NDArray[np.int64]]) -> None:
+        """Say how episodes count that have the flags of both terminated and truncated ones.
+
+        Args:
+            starts: First row of each episode.
+            of_flags: Flags with a value a row -> the rows where they are true.
+        """
+        if None in self._flags:
+            return
+        both = np.ones(len(starts), np.bool_)
+        for flag in self._flags:
+            assert flag is not None
+            if flag.path in self._of_episodes:
+                both &= self._of_episodes[flag.path]
+            else:
+                both &= np.isin(np.arange(len(starts)), np.searchsorted(starts, of_flags[flag], "right") - 1)
+        if not both.any():
+            return
+        first, last = self._flag_names()
+        found = f"{first} and {last} are both true at the end of {both.sum()} of {len(both)} episodes"
+        if is_cut(self._flags[1]):
+            self.notes.append(
+                f"{found}, which count as truncated: TimeLimit.truncated is Gym's sign that done is no "
+                "terminal state."
+            )
+            return
+        self.notes.append(
+            f"{found}, which count as terminated, as in Gymnasium. If {first} is also true at time limits, "
+            "as Gym's done was, name a flag that is not."
+        )
+        if not isinstance(self._map, OwnNames):  # rlio's own columns are those of Gymnasium.
+            logger.warning("%s: %s", self.uri, self.notes[-1])
+
     def _scan(
         self, begin_rows: NDArray[np.int64], *, cuts: bool
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First rows of episodes, and rows with a flag. ``cuts``: whether a flag ends an episode."""
+    ) -> tuple[NDArray[np.int64], dict[Flag, NDArray[np.int64]]]:
+        """First rows of episodes, and rows with each flag. ``cuts``: whether a flag ends an episode."""
         flags, firsts = self._flags_of_rows(), [] if self._first is None else [self._first]
-        starts, flagged = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        starts = [np.zeros(0, np.int64)]
+        flagged: dict[Flag, list[NDArray[np.int64]]] = {flag: [] for flag in flags}
         seen: set[tuple[Any, ...]] = set()
         before: tuple[Any, ...] = ()
         ended = True  # The row before is the last of its episode.
-        both = 0
         for start, stop in stretches(self._file_starts):
             found, marks = self._read_flags(start, stop, [*flags, *firsts], self._ids)
             ids = [self._id_column(found[path], path) for path in self._ids]
             end = np.logical_or.reduce([np.zeros(stop - start, np.bool_), *marks[: len(flags)]])
-            both += int((marks[0] & marks[1]).sum()) if len(flags) == 2 else 0
             new = np.zeros(stop - start, np.bool_)
             for values in ids:
                 new[1:] |= values[1:] != values[:-1]
@@ -152,14 +199,10 @@ class MappedEpisodes(MappedColumns):
                     self._refuse_return(key, start + row)
                 seen.add(key)
             starts.append(begins + start)
-            flagged.append(np.flatnonzero(end) + start)
+            for flag, mark in zip(flags, marks, strict=False):
+                flagged[flag].append(np.flatnonzero(mark) + start)
             before, ended = tuple(values.item(-1) for values in ids), bool(end[-1])
-        if both:
-            self.notes.append(
-                f"{both} rows are terminated and truncated: they count as terminal states. If the column in "
-                "terminated= is also set at time limits, as Gym's done was, name one without them."
-            )
-        return np.concatenate(starts), np.concatenate(flagged)
+        return np.concatenate(starts), {flag: np.concatenate(rows) for flag, rows in flagged.items()}
 
     def _flag_names(self) -> list[str]:
         return [spelled(flag) for flag in self._flags if flag is not None]

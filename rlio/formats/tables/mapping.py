@@ -40,12 +40,11 @@ from rlio.errors import (
     UnknownLayout,
     excerpt,
 )
+from rlio.formats.files.inputs import Failures
 from rlio.formats.files.value_arrays import flags_in, one_a_row
 from rlio.formats.sink import Origin
 from rlio.formats.tables.described import describe, described_lists
 from rlio.formats.tables.doubts import (
-    CUT_NAMES,
-    CUT_PATHS,
     EDGE_NAMES,
     ENV_NAMES,
     STEP_NAMES,
@@ -60,10 +59,11 @@ from rlio.formats.tables.doubts import (
     check_missing,
     check_one_step,
     check_times,
+    cut_paths,
 )
 from rlio.formats.tables.episode_rows import EpisodeRows
 from rlio.formats.tables.final_rows import FinalRows
-from rlio.formats.tables.mapped_columns import Flag, as_flags, spelled, stretches
+from rlio.formats.tables.mapped_columns import Flag, is_cut, spelled, stretches
 from rlio.formats.tables.mapped_episodes import MappedEpisodes
 from rlio.formats.tables.own_names import OwnNames, own_map
 from rlio.formats.tables.paths import paths_in, paths_of, resolved
@@ -101,6 +101,8 @@ class MappedSource(MappedEpisodes):
     origin: Origin | None = None
     left_out: Sequence[str] = ()
     beside: Sequence[InputFile] = ()
+    #: The files that were left out because they are damaged; None: they raise.
+    failures: Failures | None = None
 
     def __init__(self, table: Table, mapping: Mapping) -> None:
         self.uri: str = table.uri
@@ -238,9 +240,7 @@ class MappedSource(MappedEpisodes):
                     if name.lower() in EDGE_NAMES and (name,) not in self._paths():
                         self._check_edges(name)
             if self._map.terminated:
-                flat = [(name,) for name in self._table.names if name.lower() in CUT_NAMES]
-                nests = [path for path in CUT_PATHS if path[0] in self._table.names]
-                for path in sorted({*flat, *nests} - self._paths()):
+                for path in sorted({*cut_paths(self._table.names)} - self._paths()):
                     self._check_cut(path)
             if not (self._map.final_row or self._map.shifted):
                 self._check_missing()
@@ -289,12 +289,12 @@ class MappedSource(MappedEpisodes):
     def _check_cut(self, path: tuple[str, ...]) -> None:
         """Refuse a flag of time limits that is not named, in an episode that is to be terminated."""
         flag, after = self._flags[0], np.array(self._starts[1:], np.int64)
-        for start, values in self._looked(path, fills=True):
+        for start, stop in stretches(self._file_starts):
             try:
-                flags = as_flags(values, Flag(path, False), fills=True)
+                flags = self._read_cuts(start, stop, Flag(path, False))
             except RlioError:
-                return  # No flags.
-            rows, stop = start + np.flatnonzero(flags), start + len(flags)
+                return  # A column that the mapping does not name may hold anything.
+            rows = start + np.flatnonzero(flags)
             episodes = np.searchsorted(after, rows, side="right")
             if flag is not None and flag.path in self._of_episodes:
                 rows = rows[self._of_episodes[flag.path][episodes]]
@@ -406,9 +406,12 @@ class MappedSource(MappedEpisodes):
 
     def _in_memory(self) -> InputFile:
         """Stands for a table in memory: its checksum is part of a reader's state."""
-        crc, paths = 0, sorted(self._paths())
+        cut = self._flags[1]
+        cuts = [cut] if cut is not None and is_cut(cut) else []
+        crc, paths = 0, sorted(self._paths() - {flag.path for flag in cuts})
         for start, stop in stretches(self._file_starts):
-            for _, column in self._read(start, stop, paths, fills=True).items():
+            columns = [*self._read(start, stop, paths, fills=True).values()]
+            for column in (*columns, *(self._read_cuts(start, stop, flag) for flag in cuts)):
                 for _, leaf in leaves(column) if column is not None else ():
                     crc = zlib.crc32(_content_of(leaf), crc)
         mapping = self._map
@@ -520,6 +523,8 @@ class MappedSource(MappedEpisodes):
             ends = np.append(last[1:], np.zeros(min(1, len(last)), np.bool_))
             found, ends = [flags[~last] for flags in found], ends[~last]
         terminated, truncated = found
+        if is_cut(self._flags[1]):  # Of Gym's done, which is also true there.
+            terminated &= ~truncated
         if self._map.truncated is None or self._map.truncated is True:
             truncated = ends & ~terminated
         return {Columns.TERMINATEDS: terminated, Columns.TRUNCATEDS: truncated}

@@ -39,7 +39,9 @@ from rlio.formats.tables.table import Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import Mapping
 from rlio.storage import InputFiles, Storage, each_file
+from rlio.storage.open_files import OpenFiles
 from rlio.storage.zip_files import check_member, open_archive
+from rlio.support.calls import closing_on_error
 
 FORMAT = Format(
     name="npz",
@@ -73,6 +75,7 @@ _VALUES, _OFFSETS = ".values", ".offsets"
 _ROW_BYTES: Final = 64
 #: Rows of a larger file that are read without the rest: the first ones show whether a mapping fits.
 _FIRST_ROWS: Final = 1024
+_OPEN_FILES: Final = 4
 
 
 class NpzTable(Table):
@@ -91,6 +94,8 @@ class NpzTable(Table):
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
         self._inputs, self._limits = InputFiles(place.files), limits
+        # Their directories, and what was fetched of them, are read again.
+        self._open: OpenFiles[int, tuple[IO[bytes], zipfile.ZipFile]] = OpenFiles(_OPEN_FILES, close=_close)
         self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
         self._first: dict[str, NDArray[Any]] = {}
         #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
@@ -128,16 +133,21 @@ class NpzTable(Table):
 
     @contextmanager
     def _archive(self, number: int) -> Iterator[zipfile.ZipFile]:
-        """A file as the archive of its arrays."""
-        file = self.files[number]
-        with (
-            Guard(file, format="NPZ"),
-            self._inputs.open(number) as stream,
-            open_archive(stream, self._limits, uri=file.uri) as archive,
-        ):
+        """A file as the archive of its arrays, which stays open."""
+        try:
+            with Guard(self.files[number], format="NPZ"):
+                yield (self._open.get(number) or self._open.add(number, self._opened(number)))[1]
+        except BaseException:
+            self._open.drop(number)  # The next call reads it as it is then.
+            raise
+
+    def _opened(self, number: int) -> tuple[IO[bytes], zipfile.ZipFile]:
+        stream = self._inputs.open(number)
+        with closing_on_error(stream):
+            archive = open_archive(stream, self._limits, uri=self.files[number].uri)
             if len(archive.infolist()) > self._limits.columns:
                 raise UnsafeData(f"more than {self._limits.columns} arrays")
-            yield archive
+        return stream, archive
 
     def _shapes(self, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -222,7 +232,13 @@ class NpzTable(Table):
     def close(self) -> None:
         """Forget the file that was decoded last, and those that were fetched."""
         self._kept, self._first = (-1, {}), {}
+        self._open.close()
         self._inputs.close()
+
+
+def _close(opened: tuple[IO[bytes], zipfile.ZipFile]) -> None:
+    opened[1].close()
+    opened[0].close()
 
 
 def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:

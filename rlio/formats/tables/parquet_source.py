@@ -42,8 +42,10 @@ from rlio.formats.files.arrow_columns import (
     is_lists,
     is_pickled,
     load_pickled,
+    no_items,
     to_column,
     to_lists,
+    to_times,
 )
 from rlio.formats.files.inputs import Failures, Guard, find_files, in_column
 from rlio.formats.files.json_files import parse_json
@@ -175,8 +177,10 @@ class RowGroups:
         self.kinds: list[Hashable] = []
         #: Columns of lists that differ in length -> shape of an item, if it is stated.
         self.unequal: dict[str, tuple[int, ...]] = {}
+        #: Those of them that a file states -> an array of no items.
+        self.stated_lists: dict[str, np.ndarray[Any, Any]] = {}
         #: Of each file: columns of times -> their dtype, if it is stated.
-        self._times: dict[int, dict[str, np.dtype[Any]]] = {}
+        self.times_of: dict[int, dict[str, np.dtype[Any]]] = {}
 
     def index(self, failures: Failures) -> None:
         """Read the footers; ``failures`` handles files that cannot be opened."""
@@ -219,8 +223,11 @@ class RowGroups:
             stated = {name: value for name, value in self._partitions[number].items() if name not in own}
             self._partitions[number] = stated
         lists = _stated_lists(metadata.metadata or {}, self.files[number].uri, self.limits)
-        self._times[number] = _stated_times(metadata.metadata or {}, self.files[number].uri, self.limits)
-        self.unequal |= {name: lists[name] for name in schema.names if name in lists}
+        self.times_of[number] = _stated_times(metadata.metadata or {}, self.files[number].uri, self.limits)
+        for name in lists.keys() & {*schema.names}:
+            self.unequal[name] = lists[name]
+            if is_lists(schema.field(name).type):
+                self.stated_lists[name] = no_items(schema.field(name).type, lists[name])
         names = tuple(self.names(number))
         first, columns = 0, (names, tuple(map(str, schema.types)))
         for group in range(metadata.num_row_groups):
@@ -253,7 +260,7 @@ class RowGroups:
 
     def times(self, group: int, name: str) -> np.dtype[Any] | None:
         """The dtype of a column that rlio wrote as times; None: of others."""
-        return self._times[self.places[group][0]].get(name)
+        return self.times_of[self.places[group][0]].get(name)
 
     def names(self, number: int) -> list[str]:
         """The columns of a file."""
@@ -282,6 +289,12 @@ class RowGroups:
             return with_partitions(None, mine, stop - start)
         table = self._parquet.rows(number, index, start, stop, stored)
         return with_partitions(table, mine, stop - start) if mine else table
+
+    def expect(self, groups: Sequence[int], columns: frozenset[str] | None) -> None:
+        """State which groups of one file are read next."""
+        number = self.places[groups[0]][0]
+        with self.guarded(groups[0]):
+            self._parquet.expect(number, [self.places[group][1] for group in groups], columns)
 
     def whole(self, group: int) -> Any:
         """The Arrow table of all rows of a group. The last one is kept."""
@@ -346,24 +359,6 @@ def _stated_times(metadata: Mapping[bytes, bytes], uri: str, limits: Limits) -> 
     return dtypes
 
 
-def _times_of(name: str, values: Any, dtype: np.dtype[Any]) -> Any:
-    """A column that rlio wrote as times, in their unit.
-
-    Raises:
-        CorruptData: The column has other values, or its times do not fit the unit.
-    """
-    import pyarrow as pa
-
-    if dtype.kind == "m" and pa.types.is_int64(values.type):  # Parquet has no durations.
-        values = values.view(pa.array(arrow_times(np.zeros(0, dtype))).type)
-    column = to_column(name, values, {})
-    if isinstance(column, np.ndarray) and column.dtype.kind == dtype.kind:
-        found = column.astype(dtype)
-        if np.array_equal(found.astype(column.dtype), column, equal_nan=True):
-            return found
-    raise CorruptData(f"{TIMES} in the metadata states {dtype}, but the column has other values")
-
-
 def _rows_are_batches(schema: Any) -> bool:
     """Whether each row is an RLlib record."""
     import pyarrow as pa
@@ -400,6 +395,10 @@ class BatchRows:
 
     def count(self) -> int:
         return len(self.numbers)
+
+    def expect(self, indices: range) -> None:
+        first, last = (bisect_right(self._ends, index) for index in (indices[0], indices[-1]))
+        self._groups.expect(range(first, last + 1), None)
 
     def rows_of(self, index: int) -> int | None:
         return None
@@ -541,11 +540,23 @@ class StepRows(GroupFiles):
         with self._row_groups.guarded(group):
             return self._settled(found)
 
-    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
+        """See `GroupFiles`."""
+        stored = self._stored_of(None if columns is None else self._stored(columns))[1]
+        numbers = dict.fromkeys(self._groups[group][0] for group in groups)
+        self._row_groups.expect([*numbers], stored)
+
+    def _stored_of(
+        self, columns: frozenset[str] | None
+    ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
+        """The columns that are wanted, and those of the file that they are made of; None: all."""
         wanted = self._columns if columns is None and self._asked is not None else columns
         wanted = None if self._decodes_all else wanted
+        return wanted, None if wanted is None else wanted_columns([*wanted])
+
+    def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
+        wanted, stored = self._stored_of(columns)
         number, start, stop = self._groups[group]
-        stored = None if wanted is None else wanted_columns([*wanted])
         batch = self._batch(number, start, stop, stored)
         for name in () if wanted is None else batch.keys() - wanted:
             del batch[name]
@@ -579,7 +590,7 @@ class StepRows(GroupFiles):
                     column = (
                         self._column(name, values, extensions, allowance)
                         if times is None
-                        else _times_of(name, values, times)
+                        else to_times(name, values, times)
                     )
                     if column is not None and name in self._spaces:
                         column = fit_space(column, self._spaces[name], lambda leaf: leaf)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from rlio.formats.files.inputs import Failures
 from rlio.formats.files.parquet_footer import Extension
 from rlio.formats.place import Place
@@ -18,6 +20,9 @@ __all__ = ["ParquetTable"]
 
 class ParquetTable(Pieces):
     """Parquet files; a `Table`. Opening reads their footers.
+
+    Columns that `rlio.convert` wrote are what they were: its footers state rows of different
+    lengths, and times.
 
     Args:
         place: The files.
@@ -35,6 +40,7 @@ class ParquetTable(Pieces):
                 self._of_file[file].append(group)
             for file, groups in enumerate(self._of_file):
                 self.add_pieces(self._groups.names(file), [self._groups.rows[group] for group in groups])
+            self.ragged = self._groups.stated_lists
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
@@ -47,6 +53,10 @@ class ParquetTable(Pieces):
         """See `Pieces`."""
         groups = self._of_file[file]
         return self._groups.extensions(groups[0]) if groups else {}
+
+    def times(self, file: int) -> Mapping[str, np.dtype[Any]]:
+        """See `Pieces`."""
+        return self._groups.times_of[file]
 
     def close(self) -> None:
         """Close all files."""

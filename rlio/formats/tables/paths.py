@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlio.batch.arrays import object_column
 from rlio.batch.other_names import did_you_mean
 from rlio.errors import MissingColumn, OptionError, excerpt
 from rlio.formats.tables.table import Lists, Table
@@ -84,10 +85,17 @@ def walk(found: Any, path: tuple[str, ...]) -> Any:
 def _part(found: Any, tried: Sequence[str], path: tuple[str, ...]) -> tuple[Any, str]:
     """The part of a column under the first of some keys that it has, and the key."""
     parts = found.values if isinstance(found, Lists) else found
-    if isinstance(parts, np.ndarray) and parts.dtype == object and all(isinstance(v, dict) for v in parts):
-        known = {key for row in parts for key in row}
+    rows = parts.tolist() if isinstance(parts, np.ndarray) and parts.dtype == object else []
+    objects = [row for row in rows if isinstance(row, dict)]
+    # An object may lack a key, and a row an object: then it is None, or NaN in pandas.
+    if objects and all(isinstance(row, dict) or row is None or row != row for row in rows):
+        known = {key for row in objects for key in row}
         key = next((key for key in tried if key in known), tried[0])
-        return np.array([row.get(key) for row in parts]), key
+        values = [row.get(key) if isinstance(row, dict) else None for row in rows]
+        try:
+            return np.array(values), key
+        except ValueError:  # Lists of different lengths.
+            return object_column(values), key
     names = parts.dtype.names or () if isinstance(parts, np.ndarray) else parts
     key = next((key for key in tried if isinstance(names, dict | tuple) and key in names), "")
     if not key:

@@ -166,10 +166,10 @@ class SortedRows(TableAround):
                 span = np.zeros(int(here[-1] - here[0]) + 1, np.bool_)
                 span[here - here[0]] = True
                 keep = None if span.all() else span
-                at = Rows(file, int(here[0]), int(here[-1]) + 1, keep, rows.fills)
+                at = rows._replace(file=file, start=int(here[0]), stop=int(here[-1]) + 1, keep=keep)
                 parts.append(self._read(at, names))
         if not parts:
-            return self._read(Rows(0, 0, 0, None, rows.fills), names)
+            return self._read(rows._replace(file=0, start=0, stop=0, keep=None), names)
         place = np.searchsorted(stored, wanted)
         return {name: _joined(name, [part[name] for part in parts], place) for name in names}
 

@@ -25,7 +25,7 @@ from rlio.batch.other_names import did_you_mean
 from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, excerpt
 from rlio.formats.files.allowance import Allowance
-from rlio.formats.files.arrow_columns import UnequalLists, to_column
+from rlio.formats.files.arrow_columns import UnequalLists, to_column, to_times
 from rlio.formats.files.parquet_footer import Extension, plain_schema
 from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.step_columns import suggested_mapping
@@ -53,6 +53,8 @@ class Rows(NamedTuple):
         stop: Row after the last.
         keep: Which of these are needed; None: all.
         fills: Whether nulls among whole numbers and flags are 0; otherwise they are refused.
+        flag: Keys below the one column that is read, of a flag that objects may lack: it is False there, and
+            other parts are not looked at. (): the whole column.
     """
 
     file: int
@@ -60,6 +62,7 @@ class Rows(NamedTuple):
     stop: int
     keep: NDArray[np.bool_] | None = None
     fills: bool = False
+    flag: tuple[str, ...] = ()
 
 
 class Lists(NamedTuple):
@@ -395,20 +398,28 @@ class Pieces(Table):
         """Extension types of a file's columns."""
         return {}
 
+    def times(self, file: int) -> Mapping[str, np.dtype[Any]]:
+        """The columns of a file that it states to be times -> their dtype."""
+        return {}
+
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
-        parts, extensions = self._parts(rows, names), self.extensions(rows.file)
-        return {
-            name: self._ragged_rows(_lists(name, _joined(name, parts), extensions, fills=rows.fills), name)
-            if name in self.ragged and parts
-            else _column(name, _joined(name, parts), extensions, fills=rows.fills)
-            for name in names
-        }
+        parts, extensions, times = self._parts(rows, names), self.extensions(rows.file), self.times(rows.file)
+        found: dict[str, Any] = {}
+        for name in names:
+            values = _joined(name, parts)
+            if name in self.ragged and values is not None:
+                found[name] = self._ragged_rows(_lists(name, values, extensions, rows), name)
+            elif name in times and values is not None:
+                found[name] = to_times(name, values, times[name])
+            else:
+                found[name] = _column(name, values, extensions, rows)
+        return found
 
     def lists(self, rows: Rows, name: str) -> Any:
         """See `Table`."""
         values, extensions = _joined(name, self._parts(rows, [name])), self.extensions(rows.file)
-        return Lists(None, None) if values is None else _lists(name, values, extensions, fills=rows.fills)
+        return Lists(None, None) if values is None else _lists(name, values, extensions, rows)
 
     def _parts(self, rows: Rows, names: Collection[str]) -> list[Any]:
         """Tables of Arrow with some rows."""
@@ -478,33 +489,63 @@ def _joined(name: str, parts: Sequence[Any]) -> Any:
     return None if not chunks else chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
-def _lists(name: str, values: Any, extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+def _lists(name: str, values: Any, extensions: Mapping[str, Extension], rows: Rows) -> Any:
     """The cells of a column as `Lists`, nested where there are structs."""
     import pyarrow as pa
 
     kind = values.type
     is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
-    if (pa.types.is_struct(kind) or is_list) and values.null_count:
+    if (is_list or (pa.types.is_struct(kind) and not rows.flag)) and values.null_count:
         raise SchemaError(f"{values.null_count} of {len(values)} rows are null", column=name)
-    if pa.types.is_struct(kind) and name != Columns.INFOS:
+    if pa.types.is_struct(kind) and (name != Columns.INFOS or rows.flag):
+        key = _key_in(kind, rows.flag)
+        below = rows._replace(flag=rows.flag[key.count(".") + 1 :])
         parts = zip(kind, values.flatten(), strict=True)
-        return {field.name: _lists(name, part, {}, fills=fills) for field, part in parts}
+        return {
+            field.name: _lists(name, part, {}, below)
+            for field, part in parts
+            if not rows.flag or field.name == key
+        }
     if not is_list or any(path == name for path in extensions):
-        return _lists_of_arrays(_column(name, values, extensions, fills=fills))
+        return _lists_of_arrays(_column(name, values, extensions, rows))
     fixed = isinstance(kind, pa.FixedSizeListType)
     lengths = np.full(len(values), kind.list_size) if fixed else np.asarray(values.value_lengths())
-    return Lists(lengths.astype(np.int64), _column(name, values.flatten(), {}, fills=fills))
+    return Lists(lengths.astype(np.int64), _column(name, values.flatten(), {}, rows))
 
 
-def _column(name: str, values: Any, extensions: Mapping[str, Extension], *, fills: bool) -> Any:
+def _flag_of_structs(values: Any, keys: tuple[str, ...]) -> Any:
+    """Structs with nothing but a flag, without nulls, see `Rows`; False if they have no such part."""
+    import pyarrow as pa
+
+    if not keys:
+        is_flag = pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)
+        return values.fill_null(pa.scalar(0).cast(values.type)) if is_flag else values
+    key = _key_in(values.type, keys)
+    if not key or pa.types.is_null(values.type.field(key).type):
+        return pa.repeat(False, len(values))
+    part = values.flatten()[values.type.get_field_index(key)]  # A null row has nulls in all parts.
+    return pa.StructArray.from_arrays([_flag_of_structs(part, keys[key.count(".") + 1 :])], [key])
+
+
+def _key_in(kind: Any, keys: tuple[str, ...]) -> str:
+    """The longest key of a struct that begins ``keys``; "": there is none."""
+    import pyarrow as pa
+
+    tried = [".".join(keys[:end]) for end in range(len(keys), 0, -1)] if pa.types.is_struct(kind) else []
+    return next((key for key in tried if kind.get_field_index(key) >= 0), "")
+
+
+def _column(name: str, values: Any, extensions: Mapping[str, Extension], rows: Rows) -> Any:
     import pyarrow as pa
 
     if values is None:
         return None
-    if fills and (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+    if rows.flag:
+        values = _flag_of_structs(values, rows.flag)
+    if rows.fills and (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         values = values.fill_null(pa.scalar(0).cast(values.type))
     # Infos become objects. The meaning of other columns is the mapping's, not that of their names.
-    kept = Columns.INFOS if name == Columns.INFOS else ""
+    kept = Columns.INFOS if name == Columns.INFOS and not rows.flag else ""
     own = {path: one for path, one in extensions.items() if path.partition(".")[0] == name}
     try:
         return to_column(kept, values, {kept + path.removeprefix(name): one for path, one in own.items()})

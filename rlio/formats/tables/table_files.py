@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter, abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
-from rlio.errors import DataNotFound, OptionError, RlioError, UnknownLayout, excerpt
-from rlio.formats.files.inputs import find_files
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    OptionError,
+    RlioError,
+    UnknownLayout,
+    UnsafeData,
+    excerpt,
+)
+from rlio.formats.files.inputs import Failures, find_files
 from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
 from rlio.formats.place import Place, about_format, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
@@ -22,11 +31,13 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
 from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles
+from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import expand_inputs, is_glob
 from rlio.storage.paths import StrPath
 from rlio.support.calls import closing_on_error
 from rlio.support.options import expected
+from rlio.support.progress import each
 from rlio.support.spaces import Spaces
 
 __all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files", "spaces_of"]
@@ -42,10 +53,12 @@ def open_table(
     format_options: abc.Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
     storage_options: abc.Mapping[str, Any] | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
 ) -> tuple[MappedSource, Format, dict[str, Any]]:
     """The episodes of a table, its format, and everything besides the files that determines the rows.
 
-    See `rlio.readers.table_reader.read_table`.
+    See `rlio.readers.table_reader.read_table`. With ``on_error="skip"``, damaged files are left out if the
+    mapping says that files are whole episodes: otherwise an episode could go on behind a gap.
     """
     own, details = dict(format_options or {}), details_of(mapping)
     if is_table(inputs):
@@ -54,9 +67,53 @@ def open_table(
             raise OptionError(f"{excerpt(wrong)} have no effect: the table is in memory")
         return mapped_source(table_in_memory(inputs), mapping), IN_MEMORY, details
     found, place = _locate(inputs, format, storage_options, limits)
-    table = open_place(found, found.table, place, own, limits=limits)
-    with damage_named(found.title, uri=place.uri):
-        return mapped_source(table, mapping), found, {**details, **own}
+
+    def opened(files: Sequence[InputFile]) -> MappedSource:
+        part = replace(place, files=tuple(files))
+        table = open_place(found, found.table, part, own, limits=limits)
+        with damage_named(found.title, uri=place.uri):
+            return mapped_source(table, mapping)
+
+    try:
+        source = opened(place.files)
+    except UnsafeData:
+        raise
+    except CorruptData as error:
+        may_skip = on_error == "skip" and len(place.files) > 1 and not found.root
+        if not (may_skip and mapping is not None and mapping.per_file):
+            raise
+        source = _without_damaged(place.files, opened, error)
+    return source, found, {**details, **own}
+
+
+def _without_damaged(
+    files: Sequence[InputFile], opened: Callable[[Sequence[InputFile]], MappedSource], error: CorruptData
+) -> MappedSource:
+    """The episodes of those files that are not damaged, which are opened one by one to tell.
+
+    Raises:
+        CorruptData: ``error``, if none of them, or all, are damaged.
+    """
+    damaged: list[CorruptData] = []
+    whole: list[InputFile] = []
+    for file in each(files):
+        try:
+            opened([file]).close()
+        except CorruptData as found:
+            found.uri = found.uri or file.uri
+            damaged.append(found)
+            continue
+        except RlioError:  # Of this file alone; it is raised if it is one of all files, too.
+            pass
+        whole.append(file)
+    if not whole or not damaged:
+        raise error
+    source = opened(whole)
+    source.failures = Failures("skip")
+    for one in damaged:
+        source.failures.handle(one)
+        source.notes.append(f"{one.uri} is damaged, and left out: {one}")
+    return source
 
 
 def open_table_files(
@@ -79,6 +136,7 @@ def open_table_files(
         format_options=format_options,
         limits=limits,
         storage_options=storage_options,
+        on_error=on_error,
     )
     with closing_on_error(layout):
         return EpisodeFiles(layout, about=about_format(found, own), spaces=spaces, on_error=on_error)

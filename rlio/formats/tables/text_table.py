@@ -22,6 +22,7 @@ from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
 from rlio.storage import InputFile, InputFiles, each_file, open_input
 from rlio.storage.open_files import OpenFiles
+from rlio.support.calls import closing_on_error
 from rlio.support.progress import reached
 
 __all__ = ["TextTable"]
@@ -79,9 +80,10 @@ class TextTable(Pieces):
         self._blocks: list[list[tuple[int, int]]] = []
         self._schema: Any = None
         schemas = []
-        for number in each_file(place.files):
-            with Guard(place.files[number], format=self.title):
-                schemas += self._index(number)
+        with closing_on_error(self):
+            for number in each_file(place.files):
+                with Guard(place.files[number], format=self.title):
+                    schemas += self._index(number)
         self._schema = _joined(schemas)
 
     def header(self, stream: IO[bytes]) -> list[str]:
@@ -107,26 +109,27 @@ class TextTable(Pieces):
         """Find the blocks of a file; gives the schema of each."""
         blocks, rows, schemas = [], [], []
         is_packed, stored = self._is_packed(number), 0
-        with self._opened(number, scans=True) as stream:
-            head = self.header(stream)
-            names = dict.fromkeys(head)
-            is_open = partial(self.is_open, file=number)
-            for start, text in _blocks(stream, self.limits.line_bytes, is_open):
-                if is_packed:
-                    stored = stored or _size(self.files[number])
-                    self.limits.check_inflation(stored, start + len(text), "a compressed file")
-                else:
-                    reached(start, self.files[number].size or 0)
-                if not text.strip():
-                    continue
-                self.allowance.piece().spend(_PARSED * len(text))
-                table = self.parse(text, number, None, None)
-                _check_finite(table, text)
-                if len(table):
-                    blocks.append((start, len(text)))
-                    rows.append(len(table))
-                    schemas.append(table.schema)
-                    names.update(dict.fromkeys(table.schema.names))
+        # It stays open: what was fetched is read again, for the episodes and their rows.
+        stream = self._open.add(number, self._opened(number, scans=True))
+        head = self.header(stream)
+        names = dict.fromkeys(head)
+        is_open = partial(self.is_open, file=number)
+        for start, text in _blocks(stream, self.limits.line_bytes, is_open):
+            if is_packed:
+                stored = stored or _size(self.files[number])
+                self.limits.check_inflation(stored, start + len(text), "a compressed file")
+            else:
+                reached(start, self.files[number].size or 0)
+            if not text.strip():
+                continue
+            self.allowance.piece().spend(_PARSED * len(text))
+            table = self.parse(text, number, None, None)
+            _check_finite(table, text)
+            if len(table):
+                blocks.append((start, len(text)))
+                rows.append(len(table))
+                schemas.append(table.schema)
+                names.update(dict.fromkeys(table.schema.names))
         if len(names) > self.limits.columns:
             raise UnsafeData(f"{len(names)} columns: more than {self.limits.columns}")
         self._blocks.append(blocks)
