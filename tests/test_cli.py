@@ -101,7 +101,7 @@ _CTRL_C = (
     "def stop(*values, **options): raise KeyboardInterrupt\n"
     "importlib.import_module('rlio.maintenance.verify').verify = stop\n"
 )
-_SHOWN_AT_ONCE = "import rlio.cli.tables as tables\ntables._QUIET_SECONDS = 0.001\n"
+_SHOWN_AT_ONCE = "import rlio.cli.tables as tables\ntables._QUIET_SECONDS = 0\n"
 _LONG = ("verify", "convert", "convert --prove", "recover")
 # What they would all import first.
 _IMPORTED = (
