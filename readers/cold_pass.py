@@ -98,7 +98,7 @@ class ColdPass(EpochPass):
         if self.total == 0:
             raise EndOfData(self._why_empty())
         self._check_size(n or self.batch_size)
-        before = self.epoch, self.offset
+        before = self.mark()
         self._gone.forget()
         while True:
             try:
@@ -170,7 +170,7 @@ class ColdPass(EpochPass):
         A rank's share of a step, and the end of the step, then depend on all damage in it. Every rank
         therefore looks at the whole step (and makes batches of its own share), so all ranks agree.
         """
-        before = self.epoch, self.offset
+        before = self.mark()
         rank, world = self.options.shard
         parts, found = self._look_through(world * n, range(rank * n, (rank + 1) * n))
         if found == world * n:

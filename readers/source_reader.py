@@ -227,7 +227,7 @@ class SourceReader(InputReader):
         if self._normaliser is None:
             batch: Batch = self._pass.take(n)
             return batch
-        before = self._pass.epoch, self._pass.offset
+        before = self._pass.mark()
         batch = self._pass.take(n)
         try:
             return self._normaliser(batch)

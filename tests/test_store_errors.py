@@ -284,7 +284,7 @@ def test_a_timeout_while_a_file_of_others_is_read_is_no_damage_that_is_skipped(
     # Of this protocol, no file is fetched whole.
     fs = SimpleNamespace(protocol="memory", open=lambda path, mode: Late(Path(path).read_bytes()))
     late = InputFile(fs, str(path), f"late://{path}", path.stat().st_size)
-    monkeypatch.setattr("rlio.readers.foreign_parquet.find_files", lambda *args, **options: [late])
+    monkeypatch.setattr("rlio.formats.tables.parquet_source.find_files", lambda *args, **options: [late])
     with (
         pytest.raises(StoreTimeout) as caught,
         rlio.ForeignParquetReader("late", epochs=1, on_error="skip") as reader,

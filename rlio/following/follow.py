@@ -252,7 +252,7 @@ class FollowPass:
             parts, found = self._gather(wanted)
             if parts and self._options.drop_last and wanted is not None and found < wanted:
                 skipped = self.skipped
-                self._go_back(mark)  # The state then leaves these rows to the next reader.
+                self.go_back(mark)  # The state then leaves these rows to the next reader.
                 self.skipped, self._over, parts = skipped, True, []
             if not parts:
                 raise EndOfData(self._why_ended())
@@ -267,13 +267,13 @@ class FollowPass:
         """
         if self._over:
             raise EndOfData(self._why_ended())
-        mark = self._mark()
+        mark = self.mark()
         try:
             yield mark
         except EndOfData:
             raise
         except BaseException:
-            self._go_back(mark)
+            self.go_back(mark)
             raise
 
     def _why_ended(self) -> str:
@@ -681,12 +681,13 @@ class FollowPass:
                     f"state['position']['chunk'] is {excerpt(chunk)}, after row {excerpt(rows.get(turn))}"
                 )
             chunk = (until, served)
-        self._go_back(_Mark(rows, turn, chunk, 0))
+        self.go_back(_Mark(rows, turn, chunk, 0))
 
-    def _mark(self) -> _Mark:
+    def mark(self) -> _Mark:
+        """The position before a `take`, for `go_back`."""
         return _Mark(dict(self._rows), self._turn, self._position_in_chunk(), self.skipped)
 
-    def _go_back(self, mark: _Mark) -> None:
+    def go_back(self, mark: _Mark) -> None:
         """Return to a mark; drops decoded rows."""
         self._forget_listing()
         self._rows, self._turn = dict(mark.rows), mark.turn

@@ -125,8 +125,12 @@ class EpochPass(ABC):
         for _ in range(n - whole):  # The last batch, which may be short, or the end.
             self._deal(size)
 
+    def mark(self) -> tuple[int, int]:
+        """The epoch and the offset before a `take`, for `go_back`."""
+        return self.epoch, self.offset
+
     def go_back(self, before: tuple[int, int]) -> None:
-        """Return to an (epoch, offset) from which a `take` began that failed."""
+        """Return to a `mark` from which a `take` began that failed."""
         self.epoch, self.offset = before
 
     def _remaining(self, epochs: int) -> int:

@@ -123,7 +123,7 @@ class StorePass(EpochPass):
 
     def take(self, n: int | None) -> Batch:
         """The next ``n`` units of this rank; None: the batch size of the options."""
-        before = self.epoch, self.offset
+        before = self.mark()
         try:
             return self._taken(n or self.batch_size)
         except EndOfData:
