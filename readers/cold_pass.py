@@ -178,7 +178,7 @@ class ColdPass(EpochPass):
         if self.options.drop_last:
             raise EndOfData(f"the last {found} {self.unit} are fewer than {world * n}: drop_last drops them")
         if world > 1:  # The last step is divided evenly, and its size is known only now.
-            self.epoch, self.offset = before  # Go back: the decoded units were not served.
+            super().go_back(before)  # The decoded units were not served.
             parts, _ = self._look_through(world * n, range(*share(found, self.options.shard)))
         return parts
 
@@ -281,7 +281,7 @@ class ColdPass(EpochPass):
         world, drawn = self.options.shard[1], self.seed
         lanes = max(whole_number(position, "lanes"), 1) if "lanes" in position else 1
         check_position(position, self._printed(lanes), self.options, uri=self.uri)
-        self.epoch, self.offset = check_offset(position, self.options, total=self.total)
+        super().go_back(check_offset(position, self.options, total=self.total))
         self.seed: int | None = position["seed"]  # If both seeds came from the OS, the saved one counts.
         if self.seed is not None and self.seed != drawn:
             self._orders.reseed(self.seed)

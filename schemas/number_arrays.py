@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlio.batch.ragged import Ragged
 from rlio.errors import CorruptData
 from rlio.schemas.column import ColumnSpec
+from rlio.schemas.dtypes import numpy_type
 
 __all__ = ["check_offsets", "numbers_from_arrow", "numbers_to_arrow", "numbers_type", "with_nat"]
 
@@ -113,7 +114,7 @@ def _times_to_arrow(dense: NDArray[Any], valid: NDArray[np.bool_] | None, spec: 
         spread = np.zeros(len(valid), np.int64)
         spread[valid] = counts
         counts, nat = spread, ~valid
-    return pa.array(counts.astype(kind.to_pandas_dtype()), mask=nat).cast(_time_type(spec))
+    return pa.array(counts.astype(numpy_type(kind)), mask=nat).cast(_time_type(spec))
 
 
 def _times_from_arrow(array: pa.Array, spec: ColumnSpec) -> NDArray[Any]:
@@ -180,7 +181,7 @@ def _values(array: pa.Array) -> NDArray[Any]:
         raise CorruptData(f"{array.null_count} nulls inside lists")
     if pa.types.is_boolean(array.type):  # Bits, which must be unpacked.
         return np.asarray(array.to_numpy(zero_copy_only=False), bool)
-    dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = numpy_type(array.type)
     buffer = array.buffers()[1]
     if buffer is None:
         return np.empty(0, dtype)

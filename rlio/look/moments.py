@@ -57,7 +57,8 @@ class Moments:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
         width = int(np.prod(shape, dtype=np.int64))
-        self.count, self._nan = np.zeros(width, np.int64), np.zeros(width, np.int64)
+        self.count: NDArray[np.int64] = np.zeros(width, np.int64)
+        self._nan = np.zeros(width, np.int64)
         self._mean, self._squares = np.zeros(width), np.zeros(width)
         self._min, self._max = np.full(width, np.inf), np.full(width, -np.inf)
 

@@ -12,7 +12,7 @@ import keyword
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ COMPARISONS: Final[dict[type[ast.cmpop], Callable[..., Any]]] = {
 OPERATIONS: Final[dict[type[ast.operator], Callable[..., Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
-FLOAT_TESTS: Final = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
+FLOAT_TESTS: Final[Mapping[str, np.ufunc]] = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
 _FUNCTIONS: Final = ("abs", "column", "len", *FLOAT_TESTS)
 ALLOWED: Final = (
     "a filter has comparisons (< <= > >= == != in), and, or, not, + - * /, abs(x), len(x), isnan(x), "

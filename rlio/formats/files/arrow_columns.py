@@ -29,6 +29,7 @@ from rlio.formats.files.packed import is_packed, unpack, unpickle
 from rlio.formats.files.parquet_footer import Extension
 from rlio.formats.files.value_arrays import stack_rows, standard_dtype
 from rlio.schemas.arrow_tables import arrow_times
+from rlio.schemas.dtypes import numpy_type
 
 __all__ = [
     "UnequalLists",
@@ -123,7 +124,7 @@ def no_items(kind: Any, item: tuple[int, ...]) -> Array:
     """An array of no items of a type of lists of numbers, each of the shape ``item``."""
     while _is_list(kind):
         kind = kind.value_type
-    return np.empty((0, *item), kind.to_pandas_dtype())
+    return np.empty((0, *item), numpy_type(kind))
 
 
 def to_times(name: str, values: Any, dtype: np.dtype[Any]) -> Any:
@@ -263,13 +264,13 @@ def _without_nulls(values: Any) -> Array:
     start, stop = values.offset, values.offset + len(values)
     data = values.buffers()[1]
     if data is None or start == stop:
-        return np.zeros(0, values.type.to_pandas_dtype())
+        return np.zeros(0, numpy_type(values.type))
     if pa.types.is_boolean(values.type):
         first = start // 8
         packed = np.frombuffer(data, np.uint8)[first : -(-stop // 8)]
         bits = np.unpackbits(packed, bitorder="little")[start - 8 * first : stop - 8 * first]
         return bits.astype(np.bool_)
-    return np.frombuffer(data, values.type.to_pandas_dtype(), stop)[start:].copy()
+    return np.frombuffer(data, numpy_type(values.type), stop)[start:].copy()
 
 
 def _from_lists(values: Any) -> Array:

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.files.allowance import Allowance
+from rlio.schemas.dtypes import numpy_type
 
 __all__ = ["is_packed", "unpack", "unpickle"]
 
@@ -141,10 +142,10 @@ def _tensor_of_2019(stream: bytes, allowance: Allowance) -> Array:
         )
     try:
         tensor = pa.ipc.read_tensor(pa.BufferReader(stream[start:]))
-        shape, kind = tuple(tensor.shape), tensor.type.to_pandas_dtype()
+        shape, kind = tuple(tensor.shape), numpy_type(tensor.type)
     except (pa.ArrowException, OSError, ValueError, TypeError, NotImplementedError) as error:
         raise CorruptData(f"packed column: damaged tensor: {excerpt(str(error))}") from error
-    size = _Interpreter(allowance)._check_shape(shape) * np.dtype(kind).itemsize
+    size = _Interpreter(allowance)._check_shape(shape) * kind.itemsize
     # Strides of 0 would repeat a value.
     if size > len(stream) or any(stride < 0 for stride in tensor.strides):
         raise CorruptData(f"packed column: a tensor of shape {shape} in {len(stream)} bytes")

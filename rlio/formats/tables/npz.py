@@ -103,26 +103,29 @@ class NpzTable(Table):
         #: Of each file: the columns that are two arrays.
         self._ragged: list[frozenset[str]] = []
         self._single: set[str] = set()
-        lengths: list[Any] = []
-        for number in each_file(self.files):
-            with self._archive(number) as archive:
-                shapes = self._shapes(archive)
-            self._ragged.append(_ragged_in(shapes))
-            for name in self._ragged[-1]:
-                del shapes[name + _VALUES]
-                shapes[name] = (shapes.pop(name + _OFFSETS)[0] - 1,)
-            self._counts.append({name: shape[0] if shape else 1 for name, shape in shapes.items()})
-            self._single |= {name for name, shape in shapes.items() if not shape}
-            counts = [shape[0] for shape in shapes.values() if shape]
-            rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
-            names = [name for name, shape in shapes.items() if shape]
-            self.add_file(names, rows)
-            steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
-            is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
-            lengths.append(steps.tolist() if is_lengths and steps.sum() == self.rows[-1] else None)
+        with closing_on_error(self):
+            lengths = [self._index(number) for number in each_file(self.files)]
         if all(one is not None for one in lengths):
             self.lengths: Sequence[int] | None = [steps for one in lengths for steps in one or ()]
             self.names: Sequence[str] = [name for name in self.names if name != _LENGTHS]
+
+    def _index(self, number: int) -> list[int] | None:
+        """Look into a file; returns the steps of its episodes, if it states them."""
+        with self._archive(number) as archive:
+            shapes = self._shapes(archive)
+        self._ragged.append(_ragged_in(shapes))
+        for name in self._ragged[-1]:
+            del shapes[name + _VALUES]
+            shapes[name] = (shapes.pop(name + _OFFSETS)[0] - 1,)
+        self._counts.append({name: shape[0] if shape else 1 for name, shape in shapes.items()})
+        self._single |= {name for name, shape in shapes.items() if not shape}
+        counts = [shape[0] for shape in shapes.values() if shape]
+        rows = max(counts, key=lambda rows: (counts.count(rows), rows), default=0)
+        names = [name for name, shape in shapes.items() if shape]
+        self.add_file(names, rows)
+        steps = self._arrays(number, [_LENGTHS])[_LENGTHS] if _LENGTHS in names else np.zeros((0, 0))
+        is_lengths = steps.ndim == 1 and steps.dtype.kind in "iu" and not (steps < 0).any()
+        return [*map(int, steps)] if is_lengths and steps.sum() == self.rows[-1] else None
 
     def arranged(self, mapping: Mapping) -> Mapping:
         """Flags of episodes may be single values; see `Table`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlio.formats.files.inputs import Failures
 from rlio.formats.files.parquet_footer import Extension
@@ -40,7 +41,7 @@ class ParquetTable(Pieces):
                 self._of_file[file].append(group)
             for file, groups in enumerate(self._of_file):
                 self.add_pieces(self._groups.names(file), [self._groups.rows[group] for group in groups])
-            self.ragged = self._groups.stated_lists
+            self.ragged: Mapping[str, NDArray[Any]] = self._groups.stated_lists
 
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""

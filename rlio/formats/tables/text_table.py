@@ -84,7 +84,7 @@ class TextTable(Pieces):
             for number in each_file(place.files):
                 with Guard(place.files[number], format=self.title):
                     schemas += self._index(number)
-        self._schema = _joined(schemas)
+            self._schema = _joined(schemas)
 
     def header(self, stream: IO[bytes]) -> list[str]:
         """Read the names before the rows, if there are any, and leave the stream behind them."""
