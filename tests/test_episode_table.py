@@ -486,6 +486,20 @@ def test_an_error_of_a_filter_quotes_the_names_that_were_typed(text: str) -> Non
         table.filter("episode_return >")
 
 
+@pytest.mark.parametrize(
+    ("first", "finished"),
+    [((0, 0), [True, True]), ((1, 1), [True, True]), ((0, 1), [True, False]), ((2, 2), [False, False])],
+)
+def test_steps_may_count_from_1(tmp_path: Path, first: tuple[int, int], finished: list[bool]) -> None:
+    t = np.concatenate([np.arange(start, start + 3) for start in first])
+    rows = {"eps_id": np.arange(6) // 3, "t": t, "rewards": np.ones(6), "truncateds": np.arange(6) % 3 == 2}
+    with rlio.ParquetWriter(tmp_path) as writer:
+        writer.write(rlio.SampleBatch(rows))
+    data = rlio.open_dataset(tmp_path)
+    assert data.episodes["finished"].tolist() == finished
+    assert data.info().unfinished == 2 - sum(finished)
+
+
 @pytest.mark.parametrize("has_t", [True, False])
 @pytest.mark.parametrize("change", ["trim", "trim and compact", "trim and collect"])
 def test_an_episode_whose_first_rows_were_trimmed_is_not_finished(

@@ -47,8 +47,8 @@ class EpisodeIndex:
         end: "terminated", "truncated" or "open", by the last row.
         began: When it began, in milliseconds since 1970-01-01 UTC; None: unknown.
         version: Version of the policy at its first row; None: unknown.
-        has_start: Whether its first row is there: its ``t`` is 0. Without ``t``, whether no rows of the
-            writer were trimmed.
+        first_t: ``t`` of its first row; None: unknown.
+        is_trimmed: Whether the first rows of its writer were trimmed.
         episode: Of each fragment, the number of its episode. A fragment is the rows of an episode in one
             segment: a stream. Fragments come segment after segment.
         starts: Of each segment, the number of its first fragment; and the number of fragments.
@@ -63,7 +63,8 @@ class EpisodeIndex:
     end: list[str] = field(default_factory=list)
     began: list[int | None] = field(default_factory=list)
     version: list[int | None] = field(default_factory=list)
-    has_start: list[bool] = field(default_factory=list)
+    first_t: list[int | None] = field(default_factory=list)
+    is_trimmed: list[bool] = field(default_factory=list)
     episode: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
 
@@ -89,6 +90,18 @@ class EpisodeIndex:
         episode = np.array(self.episode, np.int64)
         ends = np.append(0, np.bincount(episode, minlength=len(self)).cumsum())
         return np.argsort(episode, kind="stable"), ends, np.array(self.starts, np.int64)
+
+    def has_start(self) -> NDArray[np.bool_]:
+        """Whether the first row of each episode is there, shape (episodes,).
+
+        Its ``t`` is 0, or 1 where none begins at 0 and no rows were trimmed: tables may count from 1. Without
+        ``t``, the rows are there unless the writer was trimmed.
+        """
+        counts_from_1 = 1 in self.first_t and 0 not in self.first_t and not any(self.is_trimmed)
+        starts = zip(self.first_t, self.is_trimmed, strict=True)
+        return np.array(
+            [not is_trimmed if t is None else t == int(counts_from_1) for t, is_trimmed in starts], bool
+        )
 
     def add(
         self,
@@ -129,7 +142,8 @@ class EpisodeIndex:
                 end.append(ended)
                 self.began.append(began)
                 self.version.append(version)
-                self.has_start.append(not is_trimmed if t0 is None else t0 == 0)
+                self.first_t.append(t0)
+                self.is_trimmed.append(is_trimmed)
             else:
                 length[number] += rows
                 reward[number] += value

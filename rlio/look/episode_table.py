@@ -57,7 +57,7 @@ _TEXT: Final = 60
 # NumPy's number for NaT.
 _NAT: Final = -(1 << 63)
 # Grows with every change of the table's columns or of their file.
-_VERSION: Final = 2
+_VERSION: Final = 3
 _COLUMNS: Final = frozenset(("episode", "writer", "eps_id", "length", "return", "finished", "start_time"))
 
 
@@ -73,9 +73,9 @@ class EpisodeTable:
     - ``length``: int64, its rows; ``return``: float64, the sum of its rewards, undiscounted. NaN if a reward
       is, or if the data has none.
     - ``terminated``, ``truncated``: bool, how its last row ended it (terminated, if both).
-    - ``finished``: bool, whether either did, and the first row is there: ``t`` begins at 0, or, in data
-      without ``t``, no rows of the writer were trimmed. The others are incomplete: length and return are
-      those of the rows that are there.
+    - ``finished``: bool, whether either did, and the first row is there: ``t`` begins at 0, or all count
+      from 1; in data without ``t``, no rows of the writer were trimmed. The others are incomplete: length and
+      return are those of the rows that are there.
     - ``start_time``: datetime64[ms], UTC by the clock of the writer's machine; NaT if unknown.
     - ``policy_version``: only of data with ``weights_seq_no``: int64, that of the first row; -1 if unknown.
 
@@ -259,7 +259,7 @@ def table_of(index: EpisodeIndex) -> EpisodeTable:
             "return": np.array(index.reward, np.float64),
             "terminated": terminated,
             "truncated": truncated,
-            "finished": (terminated | truncated) & np.array(index.has_start, bool),
+            "finished": (terminated | truncated) & index.has_start(),
             "start_time": _times(index.began),
             **({"policy_version": np.array(versions, np.int64)} if set(index.version) - {None} else {}),
         }
