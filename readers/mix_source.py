@@ -200,7 +200,7 @@ class MixSource:
         except EndOfData as end:
             self.end = str(end)
             return False
-        except Exception:
+        except Exception:  # Reading failed: the reader has gone back by itself.
             raise
         except BaseException:  # A KeyboardInterrupt may have come between the two.
             if self.reader.replayable and len(self._waiting) == before:

@@ -107,7 +107,7 @@ class ShuffledInput(InputReaderAround):
             self._start = self.child.state_dict()
         try:
             self._read_window()
-        except Exception:
+        except Exception:  # Batches read before it stay for the next try.
             raise
         except BaseException:
             if self.replayable:

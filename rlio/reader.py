@@ -110,7 +110,7 @@ class Restorable(Described):
         """Remember whether a KeyboardInterrupt, or the like, ends the block, which moves the position."""
         try:
             yield
-        except Exception:
+        except Exception:  # The block undoes its steps; an interrupt may come within one.
             raise
         except BaseException:
             self._is_torn = True

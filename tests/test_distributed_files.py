@@ -109,7 +109,7 @@ def test_files_that_change_after_the_call_are_refused_by_the_tasks(
         rows_of(dataset)
 
 
-def test_what_only_data_of_rlio_has_is_refused(roots: dict[str, Path]) -> None:
+def test_read_dataset_refuses_options_that_need_data_of_rlio(roots: dict[str, Path]) -> None:
     with pytest.raises(OptionError, match="writers=True"):
         read_dataset(roots["d4rl"], writers=True)
     with pytest.raises(OptionError, match="at= is a snapshot"):

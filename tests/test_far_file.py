@@ -122,7 +122,7 @@ def test_a_scan_requests_every_byte_once_and_side_by_side() -> None:
     assert sum(call.operation == "cat_file" for call in asked) == -(-len(data) // 1024)
 
 
-def test_what_is_stated_is_requested_side_by_side_and_nothing_else() -> None:
+def test_a_file_requests_stated_ranges_side_by_side_and_nothing_else() -> None:
     path, data = stored(40_000)
     watch = Watch()
     spans = [(number, number + 1500) for number in range(0, 40_000, 4000)]
@@ -135,7 +135,7 @@ def test_what_is_stated_is_requested_side_by_side_and_nothing_else() -> None:
         assert watch.seen[path] == sum(-(-stop // 1024) - start // 1024 for start, stop in spans)
 
 
-def test_what_was_stated_and_not_read_is_dropped_with_the_file() -> None:
+def test_a_closed_file_drops_stated_ranges_that_were_not_read() -> None:
     path, _ = stored(2_000_000)
     wait_until(lambda: not request_threads())
     before = len(busy_plans)
@@ -346,7 +346,7 @@ def test_opening_a_file_of_lines_or_batches_requests_side_by_side(kind: str) -> 
         assert sum(1 for _ in reader) > 0
 
 
-def test_what_was_fetched_to_find_rows_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_fetch_again_the_bytes_that_opening_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 1 << 20)
     path, size = uuid.uuid4().hex, 0
     for number in range(3):
@@ -465,7 +465,7 @@ def test_a_large_file_that_was_damaged_since_it_was_opened_is_lost_alone(shuffle
 
 
 @pytest.mark.usefixtures("_wide")
-def test_of_a_large_file_only_the_columns_that_are_read_are_requested(
+def test_a_large_file_requests_only_the_columns_that_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, watch, data = uuid.uuid4().hex, Watch(), rows_in_groups(40, width=300)
@@ -519,7 +519,7 @@ def test_files_listed_without_a_size_are_read(monkeypatch: pytest.MonkeyPatch) -
 def test_h5py_opens_no_file_whose_requests_wait_for_other_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither to recognise a file, nor to read it: such a read never ends."""
+    """A read that waits for another thread while h5py holds its lock never ends."""
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["observations"], file["actions"] = np.ones((60, 3), np.float32), np.ones((60, 1), np.float32)
         file["rewards"], file["timeouts"] = np.ones(60, np.float32), np.arange(60) % 20 == 19

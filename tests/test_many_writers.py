@@ -22,7 +22,7 @@ from rlio import DatasetReader, JsonWriter, ParquetWriter, Roll, SampleBatch, co
 
 WRITERS, ROWS = 16, 60
 # Forked from a warm process without threads, to begin together. This process may have threads of SSH: a fork
-# while one of them holds a lock of OpenSSL would wait for that lock for ever.
+# while one of them holds a lock of OpenSSL leaves the child waiting forever.
 method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else None
 pytestmark = pytest.mark.skipif(method is None, reason="no fork here")
 

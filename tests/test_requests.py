@@ -608,9 +608,7 @@ def test_a_damaged_shard_among_short_ones_is_lost_alone_to_a_follower() -> None:
 
 
 @pytest.mark.parametrize("kind", ["in order", "follow"])
-def test_what_comes_next_is_not_stated_again_for_each_shard(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_plans_few_requests_anew_at_each_shard(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shards, asked = 400, list[Any]()
     path = record(shards=shards, width=2000)
 

@@ -98,7 +98,7 @@ class _TorchSave:
     def read(self) -> tuple[int, int]:
         rows = tokens = 0
         for file in sorted(self._folder.iterdir()):
-            for row in torch.load(file, weights_only=True):
+            for row in torch.load(file, weights_only=True):  # Tensors only: no code of the file runs.
                 rows, tokens = rows + 1, tokens + len(row["tokens"].numpy())
         return rows, tokens
 
@@ -112,7 +112,7 @@ class _TorchSaveJoined(_TorchSave):
     def read(self) -> tuple[int, int]:
         rows = tokens = 0
         for file in sorted(self._folder.iterdir()):
-            found = torch.load(file, weights_only=True)
+            found = torch.load(file, weights_only=True)  # Likewise.
             cut = [found[name].split(found["lengths"].tolist()) for name in _TOKENS]
             rows, tokens = rows + len(cut[0]), tokens + sum(map(len, cut[0]))
         return rows, tokens
