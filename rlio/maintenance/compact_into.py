@@ -19,6 +19,7 @@ from rlio.maintenance.compaction import (
     CompactReport,
     Identity,
     Options,
+    Source,
     check_parquet,
     identities,
     merged,
@@ -48,7 +49,7 @@ def copy_into(source: Storage, target: Storage, options: Options) -> CompactRepo
         for chunk in _chunks(segments, known, options.max_bytes):
             run = merged(
                 source,
-                chunk,
+                map(Source, chunk),
                 target,
                 writer,
                 options,

@@ -1,8 +1,8 @@
 """Reads one stored shard from end to end: damage becomes findings, and intact rows are returned.
 
 Parquet and JSON shards are handled alike, one row group or line at a time, and short Parquet shards also
-together (`read_joined`). Each byte of a Parquet shard is fetched once, again if it or a neighbour that was to be
-decoded with it is damaged, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
+together (`read_joined`). Each byte of a Parquet shard is fetched once, if nothing is wrong with it and its
+neighbours, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
 
 The checks receive rows by policy, and which of them are live (`Rows`).
 """
