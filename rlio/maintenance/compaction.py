@@ -267,12 +267,12 @@ def _opened(storage: Storage, sources: Iterable[Source]) -> Iterator[list[tuple[
         held: list[tuple[Segment, ParquetShard]] = []
         together = Together()
         for (segment, _), shard in zip(part, shards, strict=True):
-            follows = bool(held) and held[-1][0].ref.writer == segment.ref.writer and not segment.skip
+            follows = bool(held) and held[-1][0].ref.writer == segment.ref.writer
             if not (follows and together.takes(shard, segment.rows)):
                 if held:
                     yield held
                 held, together = [], Together()
-                if segment.skip or not together.takes(shard, segment.rows):
+                if not together.takes(shard, segment.rows):
                     yield [(segment, shard)]
                     continue
             held.append((segment, shard))
