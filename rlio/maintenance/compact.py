@@ -314,7 +314,7 @@ def _cut_of(shard: ParquetShard, segment: Segment) -> int:
 
 def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segment]]:
     """Yield runs of small shards without a gap, each of at most ``max_bytes``, by their names only."""
-    run: list[Segment] = []
+    run, size = list[Segment](), 0
     for index, segment in enumerate(segments):
         before = segments[index - 1] if index else None
         after = segments[index + 1] if index + 1 < len(segments) else None
@@ -325,13 +325,14 @@ def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segm
         goes_on = (
             bool(run)
             and run[-1].end == segment.first
-            and size_of(run) + segment.ref.name.size <= options.max_bytes
+            and size + segment.ref.name.size <= options.max_bytes
         )
         if run and not (wanted and goes_on):
             if len(run) >= options.min_shards:
                 yield run
-            run = []
+            run, size = [], 0
         if wanted:
             run.append(segment)
+            size += segment.ref.name.size
     if len(run) >= options.min_shards:
         yield run
