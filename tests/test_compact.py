@@ -468,6 +468,7 @@ def test_a_shard_that_is_damaged_where_only_its_rows_are_is_skipped_with_its_run
 # ---- others at work ----
 
 
+@pytest.mark.further
 def test_racing_compactors_and_a_writer_and_a_reader_do_no_harm(tmp_path: Path) -> None:
     root = str(tmp_path)
     store_small(numbered(4), root=root, writer_id="w9")
