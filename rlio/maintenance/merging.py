@@ -1,7 +1,8 @@
 """Encodes the rows of stored Parquet shards into larger shards, for compaction.
 
-Shards are decoded and encoded one row group at a time, so memory holds one shard that is read and one that is
-made. `rlio.maintenance.compact` decides which shards to merge, and where the result goes.
+Shards are decoded and encoded one row group at a time, so memory holds one shard that is read, or up to 64
+short ones that are decoded together, and one that is made. `rlio.maintenance.compact` decides which shards to
+merge, and where the result goes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Checks, in order: the header and the schema files; names, sizes, holes, seals an
 shard's footer, row groups, pages and file, and that its tables agree with its rows; that shards with the same
 rows hold the same values; dtypes, shapes, NaN; the steps of episodes; logs.
 
-Memory is bounded: one row group, 8 bytes per row of shards that overlap, and the episodes of one writer
-(`rlio.maintenance.time_check`).
+Memory is bounded: one row group, or up to 64 short shards; 8 bytes per row of shards that overlap; and the
+episodes of one writer (`rlio.maintenance.time_check`).
 
 Example:
     >>> import numpy as np, rlio
