@@ -323,9 +323,7 @@ def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segm
         # Half: two larger shards never fit together, and a new shard is not rewritten again and again.
         wanted = segment.ref.name.size <= options.max_bytes // 2 or hidden or hides
         goes_on = (
-            bool(run)
-            and run[-1].end == segment.first
-            and size + segment.ref.name.size <= options.max_bytes
+            bool(run) and run[-1].end == segment.first and size + segment.ref.name.size <= options.max_bytes
         )
         if run and not (wanted and goes_on):
             if len(run) >= options.min_shards:
