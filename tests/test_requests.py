@@ -296,7 +296,7 @@ def test_a_forked_child_goes_on_with_requests_of_its_own(kind: str) -> None:
 
 
 def test_close_does_not_wait_for_requests_that_nobody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.source.span_reader._RUN_ROWS", ROWS)  # A first batch needs one shard, not all.
+    monkeypatch.setattr("rlio.source.together.RUN_ROWS", ROWS)  # A first batch needs one shard, not all.
     path, hold, held = record(), threading.Event(), threading.Event()
 
     def choose(call: Call) -> Fault | None:
