@@ -234,7 +234,7 @@ class ColdPass(EpochPass):
                 given_up=self._gone.given_up,
                 damage=self.damage,
             )
-        return Groups(source, options, self._gone.given_up, found, self.damage)
+        return Groups(source, options, self._gone.given_up, found, self.damage, self.options.epochs)
 
     def _list_again(self, gone: SegmentGone) -> None:
         """List the source again, and continue with the segments that now hold the same rows.

@@ -36,8 +36,8 @@ from rlio.schemas.folded import Folded, join_folded
 from rlio.source.ahead import Ahead
 from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of
-from rlio.source.source import Source, StoredSegment
-from rlio.source.span_reader import Coming, Span, SpanReader
+from rlio.source.source import Coming, Source, StoredSegment
+from rlio.source.span_reader import Span, SpanReader
 from rlio.support.forks import cached_property
 
 __all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder", "digest", "take_units"]
@@ -99,6 +99,7 @@ class Groups:
         given_up: Paths of segments that are listed but missing: damage; may grow.
         matches: The rows that pass a filter, segment by segment; None: no filter.
         damage: Collects the damaged places.
+        epochs: How many are read; None: any number.
     """
 
     source: Source
@@ -106,6 +107,7 @@ class Groups:
     given_up: set[str]
     matches: Iterator[Matches] | None = None
     damage: Damage | None = None
+    epochs: int | None = None
 
 
 class GroupSource(ABC):
@@ -124,7 +126,7 @@ class GroupSource(ABC):
         self._reader = SpanReader(
             source, options, counting, given_up=groups.given_up, weigh=self._weigh, damage=groups.damage
         )
-        self._matches = groups.matches
+        self._matches, self._epochs = groups.matches, groups.epochs
         # Kept, because finding the rows again would decode the filter's columns each time. Takes at most a
         # bit for each row of the data, and at most 4 bytes for each row that passes.
         self._chosen: dict[StoredSegment, _Chosen] = {}
@@ -260,6 +262,8 @@ class RecordedOrder(GroupSource):
         self._bounds = 0, self.total
         self._ahead: Ahead[_Group] = Ahead(self._load)
         self._reads_ahead = True
+        #: Whether what is read from the current segment on was stated.
+        self._is_stated = False
         self._group: _Group | None = None
 
     @cached_property
@@ -302,6 +306,7 @@ class RecordedOrder(GroupSource):
 
     def rewind(self) -> None:
         self._group = self._reached = None
+        self._is_stated = False
         self._reader.forget()
 
     def _load(self, wanted: tuple[int, bool]) -> _Group:
@@ -309,8 +314,10 @@ class RecordedOrder(GroupSource):
         position, in_turn = wanted
         number = bisect_right(self._starts, position) - 1
         segment = self._segments[number]
-        if in_turn and self._reads_ahead and segment != self._opened[0]:
-            self._expect(segment, partial(self._coming, number))
+        is_new = segment != self._opened[0] or position == self._starts[number] or not self._is_stated
+        if in_turn and self._reads_ahead and is_new:
+            self._is_stated = True
+            self._expect(segment, partial(self._coming, number, position))
         if in_turn and self._matches is None and position == self._starts[number]:
             stop = bisect_right(self._starts, self._bounds[1]) - 1
             joined = self._reader.read_joined(self._segments, number, stop)
@@ -329,9 +336,15 @@ class RecordedOrder(GroupSource):
         first = self._starts[number]
         return _Group(first + starts[index], first + starts[stop], folded)
 
-    def _coming(self, number: int) -> Iterator[tuple[StoredSegment, range | None]]:
-        """What is read from a segment on; see `SpanReader.expect`. Of parts, only the footers."""
+    def _coming(self, number: int, position: int) -> Iterator[tuple[StoredSegment, range | None]]:
+        """What is read from a position of a segment on; see `SpanReader.expect`. Of parts, the footers."""
         first, last = self._bounds
+        is_open = self._opened[0] == self._segments[number] or not self._reader.has_plan
+        if position > self._starts[number] and is_open:
+            spans, starts = self._spans_in(self._segments[number])
+            begin = bisect_right(starts, position - self._starts[number]) - 1
+            yield self._segments[number], range(spans[begin].group, spans[-1].group + 1)
+            number += 1
         for at in range(number, bisect_left(self._starts, last)):
             is_whole = first <= self._starts[at] and self._starts[at + 1] <= last
             if self._starts[at] == self._starts[at + 1]:  # The filter lets none of its rows pass.
@@ -492,6 +505,8 @@ class WindowedOrder(GroupSource):
     def _following(self, epoch: int, window: WindowRef) -> tuple[int, WindowRef] | None:
         """The window after ``window``, and its epoch; None if it is the same, or there is none."""
         last = window.stop_position == self.total
+        if last and epoch + 1 == self._epochs:
+            return None
         following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
         return (epoch + last, following) if following.index != window.index else None
 
@@ -547,7 +562,7 @@ class WindowedOrder(GroupSource):
     def _coming(
         self, epoch: int, window: WindowRef, segment: StoredSegment
     ) -> Iterator[tuple[StoredSegment, range | None]]:
-        """What is read in an epoch from a segment of a window on; see `SpanReader.expect`."""
+        """What is read from a segment of a window on; see `SpanReader.expect`."""
         begun = False
         while True:
             for own, found in self._segments_of(window):
@@ -557,9 +572,10 @@ class WindowedOrder(GroupSource):
                 spans = [span for _, span, _ in found]
                 is_whole = sum(len(span.rows) for span in spans) == own.rows
                 yield own, None if is_whole else range(spans[0].group, spans[-1].group + 1)
-            if window.stop_position == self.total:
+            following = self._following(epoch, window)
+            if following is None:
                 return
-            window = self._order.window_at(epoch, window.stop_position)
+            epoch, window = following
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]

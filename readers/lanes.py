@@ -114,7 +114,7 @@ class LanedOrder(WindowedOrder):
             segment, begin, _ = self._stretches[piece.stretch]
             start, stop = begin + piece.start, begin + piece.stop
             if self._reads_ahead and segment != self._opened[0]:
-                self._reader.expect(segment, partial(self._pieces_coming, epoch, window, place))
+                self._expect(segment, partial(self._pieces_coming, epoch, window, place))
             spans, starts = self._spans_in(segment)
             low, high = bisect_right(starts, start) - 1, bisect_left(starts, stop)
             if high > len(spans):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
+import json
 import random
 import threading
+import time
 import traceback
 import tracemalloc
 import uuid
@@ -17,6 +20,8 @@ import fsspec
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -41,11 +46,13 @@ from test_requests import (
 
 import rlio
 from rlio.errors import StoreError, StoreTimeout
-from rlio.storage import InputFile, expand_inputs, open_input
+from rlio.formats.files.hdf5_files import Hdf5Files
+from rlio.source.files import GroupFiles
+from rlio.storage import InputFile, InputFiles, expand_inputs, open_input
 from rlio.storage.clients import Clients
-from rlio.storage.far_file import FarFile, far_file
+from rlio.storage.far_file import FarFile, far_file, joined, pieces
 from rlio.storage.filesystem import Retry
-from rlio.storage.parallel import REQUESTS, busy_plans
+from rlio.storage.parallel import REQUESTS, Plan, busy_plans
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
 
@@ -82,6 +89,15 @@ def opened(path: str, choose: Callable[[Call], Fault | None] = no_fault, *, scan
     return found
 
 
+def state(file: FarFile, spans: list[tuple[int, int]]) -> Plan:
+    """A plan of what is read next, as that of `InputFiles`; the file takes from it while it is held."""
+    plan = Plan()
+    file.requests.state(plan)
+    ranges = (pieces(file.requests, file.size, *span, file.kept) for span in spans)
+    plan.expect(itertools.chain.from_iterable(ranges))
+    return plan
+
+
 @pytest.mark.parametrize("scans", [True, False])
 @pytest.mark.parametrize("seeds", [range(40), *further(range(40, 1000))])
 def test_reads_anywhere_give_the_bytes_of_the_file(seeds: range, scans: bool) -> None:
@@ -89,11 +105,11 @@ def test_reads_anywhere_give_the_bytes_of_the_file(seeds: range, scans: bool) ->
     for seed in seeds:
         draw = random.Random(seed)
         with opened(path, faults(seed), scans=scans) as file:
-            at = 0
+            at, plan = 0, state(file, [])
             for _ in range(100):
                 if draw.random() < 0.1:  # True or not.
                     spans = [sorted(draw.choices(range(-10, 21_000), k=2)) for _ in range(draw.randrange(5))]
-                    file.expect([(start, stop) for start, stop in spans])
+                    plan = state(file, [(start, stop) for start, stop in spans])
                 if draw.random() < 0.5:
                     at = file.seek(draw.choice((draw.randrange(21_000), max(0, at - draw.randrange(500)))))
                 size = draw.choice((1, 64, 500, 5000))
@@ -105,6 +121,7 @@ def test_reads_anywhere_give_the_bytes_of_the_file(seeds: range, scans: bool) ->
                 assert found == data[at : at + len(found)]
                 assert found or at >= len(data)
                 at += len(found)
+            plan.forget()
 
 
 def test_a_scan_requests_every_byte_once_and_side_by_side() -> None:
@@ -127,25 +144,28 @@ def test_a_file_requests_stated_ranges_side_by_side_and_nothing_else() -> None:
     watch = Watch()
     spans = [(number, number + 1500) for number in range(0, 40_000, 4000)]
     with opened(path, watch) as file:
-        file.expect([*spans, (-5, 10), (39_000, 50_000), (7, 7)])
+        plan = state(file, [*spans, (-5, 10), (39_000, 50_000), (7, 7)])
         # Not in their order: readers of columns take turns.
         for start, stop in (*spans[5:], *spans[:5]):
             assert whole(file, start, stop - start) == data[start:stop]
         assert watch.most > 8
         assert watch.seen[path] == sum(-(-stop // 1024) - start // 1024 for start, stop in spans)
+        plan.forget()
 
 
-def test_a_closed_file_drops_stated_ranges_that_were_not_read() -> None:
+def test_closed_files_drop_stated_ranges_that_were_not_read() -> None:
     path, _ = stored(2_000_000)
     wait_until(lambda: not request_threads())
+    gc.collect()
     before = len(busy_plans)
-    file = opened(path)
-    file.expect([(0, 2_000_000)])
-    assert file.read(10)
-    assert len(busy_plans) == before + 1
-    file.close()
-    wait_until(lambda: not request_threads())
-    assert len(busy_plans) == before
+    files = InputFiles(expand_inputs(f"faulty://{path}", storage_options=options(no_fault)))
+    with files.open(0) as file:
+        files.expect([(0, 0, 2_000_000)])
+        assert file.read(10)
+        assert len(busy_plans) == before + 1
+        files.close()
+        wait_until(lambda: not request_threads())
+        assert len(busy_plans) == before
 
 
 def whole(file: FarFile, at: int, size: int) -> bytes:
@@ -544,3 +564,311 @@ def test_h5py_opens_no_file_whose_requests_wait_for_other_threads(
     of_h5py = [in_threads for is_h5py, in_threads in reads if is_h5py]
     assert of_h5py
     assert not any(of_h5py)
+
+
+@pytest.fixture
+def _several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file has fifteen pieces, a window the rows of one and a half files, and hardly anything is kept."""
+    monkeypatch.setattr("rlio.storage.far_file._PIECE", 1 << 14)
+    monkeypatch.setattr("rlio.storage.far_file._RUN_BYTES", 1 << 17)
+    monkeypatch.setattr("rlio.storage.far_file._KEPT_BYTES", 1 << 14)
+    monkeypatch.setattr("rlio.storage.input_files._HELD_BYTES", 1 << 17)
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", 1500)
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 250)
+    monkeypatch.setattr("rlio.formats.tables.table.KEPT_BYTES", 1 << 18)
+    monkeypatch.setattr("rlio.formats.tables.npz.KEPT_BYTES", 1 << 19)
+    monkeypatch.setattr("rlio.formats.tables.text_table._BLOCK_BYTES", 1 << 14)
+
+
+def long_file(kind: str, number: int, *, rows: int = 1000, width: int = 30) -> bytes:
+    """Two episodes, in pieces of 50 rows where files have such."""
+    t, stream = np.arange(rows) % (rows // 2), io.BytesIO()
+    columns = {
+        "eps_id": np.repeat([2 * number, 2 * number + 1], rows // 2),
+        "t": t,
+        "obs": np.random.default_rng(number).random((rows, width)),
+        "rewards": t * 1.0,
+        "terminateds": t == rows // 2 - 1,
+    }
+    listed = pa.table({name: values.tolist() for name, values in columns.items()})
+    if kind == "parquet":
+        pq.write_table(listed, stream, row_group_size=50, compression="none")
+    elif kind == "feather":
+        feather.write_feather(listed, stream, compression="uncompressed", chunksize=50)
+    elif kind == "npz":
+        np.savez(stream, **columns)
+    elif kind == "hdf5":
+        with h5py.File(stream, "w") as file:
+            file.update(columns)
+    elif kind == "chunked":
+        with h5py.File(stream, "w") as file:
+            for name, values in columns.items():
+                file.create_dataset(name, data=values, chunks=(50, *values.shape[1:]))
+    elif kind == "csv":
+        flat = {f"obs_{part}": columns["obs"][:, part] for part in range(width)}
+        csv.write_csv(pa.table({**{k: v for k, v in columns.items() if k != "obs"}, **flat}), stream)
+    elif kind == "jsonl":
+        for row in listed.to_pylist():
+            stream.write(json.dumps(row).encode() + b"\n")
+    else:
+        for start in range(0, rows, 50):
+            record = {name: values[start : start + 50].tolist() for name, values in columns.items()}
+            stream.write(json.dumps({"type": "SampleBatch", **record}).encode() + b"\n")
+    return stream.getvalue()
+
+
+class Crowd:
+    """Notes how many requests for ranges were under way at once, and of how many files."""
+
+    def __init__(self) -> None:
+        self._lock, self._now = threading.Lock(), list[str]()
+        self.most = self.files = 0
+
+    def __call__(self, call: Call) -> Fault | None:
+        if call.operation == "cat_file":
+            with self._lock:
+                self._now.append(call.path)
+                self.most = max(self.most, len(self._now))
+                self.files = max(self.files, len({*self._now}))
+            time.sleep(0.01)
+            with self._lock:
+                self._now.remove(call.path)
+        return None
+
+
+LONG = ["parquet", "feather", "npz", "chunked", *further("hdf5", "csv", "jsonl", "json")]
+
+
+def long_files(kind: str, count: int = 4, **more: int) -> tuple[str, int]:
+    """A folder in memory, and the bytes of its files."""
+    path, size, ending = uuid.uuid4().hex, 0, {"chunked": "hdf5"}.get(kind, kind)
+    for number in range(count):
+        data = long_file(kind, number, **more)
+        MemoryFileSystem().pipe_file(f"/{path}/data/f-{number}.{ending}", data)
+        size += len(data)
+    return path, size
+
+
+def read_long(kind: str, path: str, **how: Any) -> Any:
+    """A reader of `long_files`."""
+    if kind in ("csv", "jsonl"):
+        obs: Any = [f"obs_{part}" for part in range(30)] if kind == "csv" else "obs"
+        columns = {"obs": obs, "rewards": "rewards"}
+        how["mapping"] = rlio.Mapping(columns, episode="eps_id", terminated="terminateds")
+    elif kind in ("feather", "npz", "hdf5", "chunked"):
+        how["mapping"] = rlio.Mapping(
+            {"obs": "obs", "rewards": "rewards"}, episode="eps_id", terminated="terminateds"
+        )
+    return rlio.read(path, **{"cache": "none", "epochs": 1, "batch_size": 64, "seed": 3, **how})
+
+
+@pytest.mark.usefixtures("_several")
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("kind", LONG)
+def test_windows_of_several_large_files_are_requested_side_by_side_and_once(
+    kind: str, shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, size = long_files(kind)
+    with read_long(kind, f"memory:///{path}/data", shuffle=shuffle) as reader:
+        expected = [(batch["obs"].tobytes(), batch["t"].tobytes()) for batch in reader]
+    gc.collect()  # Open files share what is kept.
+    crowd = Crowd()
+    given = options(crowd)
+    with read_long(kind, f"faulty:///{path}/data", shuffle=shuffle, storage_options=given) as reader:
+        crowd.most = crowd.files = 0
+        sizes = requested(monkeypatch)
+        found = [(batch["obs"].tobytes(), batch["t"].tobytes()) for batch in reader]
+    assert found == expected
+    assert 4 < crowd.most <= REQUESTS + 1
+    assert sum(sizes) <= 1.15 * size
+    # HDF5 is not opened ahead, because that waits under h5py's lock.
+    assert crowd.files > 1 or kind in ("hdf5", "chunked")
+
+
+@pytest.mark.usefixtures("_several")
+@pytest.mark.parametrize("kind", ["parquet", "npz", "feather"])
+def test_the_next_window_in_another_file_is_requested_ahead(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", 1000)  # A file.
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 1000)
+    monkeypatch.setattr("rlio.formats.tables.npz.KEPT_BYTES", 0)
+    path, _ = long_files(kind)
+    gc.collect()
+    crowd = Crowd()
+    with read_long(kind, f"faulty:///{path}/data", shuffle=True, storage_options=options(crowd)) as reader:
+        crowd.files = 0
+        for _ in range(2000 // 64):  # The first file may be known from opening.
+            assert len(reader.sample()) == 64
+        assert crowd.files > 1
+
+
+@pytest.mark.usefixtures("_several")
+def test_the_last_epoch_requests_nothing_of_a_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, size = long_files("npz")
+    monkeypatch.setattr("rlio.formats.tables.npz.KEPT_BYTES", 0)
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", 1000)
+    monkeypatch.setattr("rlio.source.episodes._GROUP_ROWS", 1000)
+    gc.collect()
+    given = options(no_fault)
+    with read_long("npz", f"faulty:///{path}/data", shuffle=True, epochs=2, storage_options=given) as reader:
+        sizes = requested(monkeypatch)
+        assert sum(map(len, reader)) == 8000
+        wait_until(lambda: not request_threads())
+    assert sum(sizes) <= 2.1 * size
+
+
+@pytest.mark.usefixtures("_several")
+@pytest.mark.parametrize("kind", ["npz", "feather", "parquet"])
+def test_every_epoch_in_order_is_requested_side_by_side(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlio.formats.tables.npz.KEPT_BYTES", 0)
+    path, _ = long_files(kind)
+    gc.collect()
+    crowd = Crowd()
+    given = options(crowd)
+    with read_long(kind, f"faulty:///{path}/data", shuffle=False, epochs=2, storage_options=given) as reader:
+        for _ in range(57):  # Almost the first epoch, of which the last group is read already.
+            reader.sample()
+        wait_until(lambda: not request_threads())
+        crowd.most = crowd.files = 0
+        assert sum(map(len, reader)) == 8000 - 57 * 64
+        assert crowd.most > 8
+        assert crowd.files > 1
+
+
+@pytest.mark.usefixtures("_several")
+@pytest.mark.parametrize("kind", ["feather", "parquet"])
+def test_a_reader_that_goes_on_in_a_file_requests_nothing_before_its_place(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, size = long_files(kind, count=1)
+    with read_long(kind, f"memory:///{path}/data", shuffle=False) as reader:
+        for _ in range(12):
+            reader.sample()
+        state = reader.state_dict()
+    gc.collect()
+    given = options(no_fault)
+    with read_long(kind, f"faulty:///{path}/data", shuffle=False, storage_options=given) as reader:
+        reader.load_state_dict(state)
+        sizes = requested(monkeypatch)
+        assert sum(map(len, reader)) == 1000 - 12 * 64
+    assert sum(sizes) <= 0.4 * size
+
+
+@pytest.mark.usefixtures("_several")
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_row_groups_that_are_read_in_parts_are_requested_side_by_side(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlio.formats.files.parquet_footer._LARGE_GROUP", 1000)
+    monkeypatch.setattr("rlio.formats.files.parquet_footer._BUFFER", 1 << 15)
+    monkeypatch.setattr("rlio.formats.tables.parquet_source._GROUP_BYTES", 1 << 16)
+    path, stream = uuid.uuid4().hex, io.BytesIO()
+    t = np.arange(4000)
+    wide = {f"x{part}": np.random.default_rng(part).random(4000) for part in range(6)}
+    columns = {"eps_id": t * 0, "t": t, "rewards": t * 1.0, "terminateds": t == 3999, **wide}
+    table = pa.table({"obs": np.random.default_rng(9).random((4000, 8)).tolist(), **columns})
+    pages = {"data_page_size": 2048, "write_batch_size": 50, "use_dictionary": False}
+    pq.write_table(table, stream, row_group_size=4000, compression="none", **pages)
+    MemoryFileSystem().pipe_file(f"/{path}/data/f.parquet", stream.getvalue())
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", 4000)
+    gc.collect()
+    crowd = Crowd()
+    given = options(crowd)
+    with read_long("parquet", f"faulty:///{path}/data", shuffle=shuffle, storage_options=given) as reader:
+        crowd.most, sizes = 0, requested(monkeypatch)
+        assert sorted(one for batch in reader for one in batch["t"].tolist()) == t.tolist()
+    assert crowd.most > 8
+    assert sum(sizes) <= 1.2 * len(stream.getvalue())
+
+
+@pytest.mark.usefixtures("_several")
+def test_windows_that_take_turns_among_files_of_arrays_fetch_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlio.formats.tables.npz.KEPT_BYTES", 1 << 22)
+    monkeypatch.setattr("rlio.source.files._WINDOW_ROWS", 500)  # Half a file.
+    path, size = long_files("npz", count=6)
+    gc.collect()
+    given = options(no_fault)
+    with read_long("npz", f"faulty:///{path}/data", shuffle=True, storage_options=given) as reader:
+        sizes = requested(monkeypatch)
+        assert sum(map(len, reader)) == 6000
+    assert sum(sizes) <= 1.1 * size
+
+
+@pytest.mark.usefixtures("_several")
+@pytest.mark.parametrize("kind", ["hdf5", "chunked"])
+def test_h5py_reads_only_while_no_request_is_under_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread with a request may collect garbage, and wait for h5py's lock."""
+    path, _ = long_files(kind)
+    gc.collect()
+    now: list[int] = []
+    under_way: list[int] = []
+    lock = threading.Lock()
+
+    def choose(call: Call) -> Fault | None:
+        with lock:
+            now.append(1)
+        time.sleep(0.01)
+        with lock:
+            now.pop()
+        return None
+
+    own = Hdf5Files.read
+
+    def read(self: Hdf5Files, *args: Any) -> Any:
+        under_way.append(len(now))
+        return own(self, *args)
+
+    with read_long(kind, f"faulty:///{path}/data", shuffle=True, storage_options=options(choose)) as reader:
+        monkeypatch.setattr(Hdf5Files, "read", read)
+        assert sum(map(len, reader)) == 4000
+    assert len(under_way) > 40
+    assert not any(under_way)
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.usefixtures("_several")
+def test_a_local_disk_is_told_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, spans: Any) -> None:
+        raise AssertionError("a local file takes no round trip")
+
+    monkeypatch.setattr(InputFiles, "expect", refuse)
+    monkeypatch.setattr(InputFiles, "hold", refuse)
+    monkeypatch.setattr(GroupFiles, "_spans_of", refuse)
+    ending = {"chunked": "hdf5"}.get(kind, kind)
+    (tmp_path / f"f.{ending}").write_bytes(long_file(kind, 0))
+    wait_until(lambda: not request_threads())
+    with read_long(kind, str(tmp_path), shuffle=True) as reader:
+        assert sum(map(len, reader)) == 1000
+    assert not request_threads()
+
+
+def test_stated_bytes_that_follow_each_other_are_whole_pieces() -> None:
+    spans = [
+        (0, 0, 0),
+        (0, 300, 1500),
+        (0, 1500, 1600),
+        (0, 1500, 1600),
+        (0, 1600, 3100),
+        (1, 5, 9),
+        (1, 9, 12),
+    ]
+    assert [*joined(spans)] == [(0, 0, 0), (0, 300, 1024), (0, 1024, 3072), (0, 3072, 3100), (1, 5, 12)]
+
+
+def test_a_range_that_is_stated_twice_is_requested_once() -> None:
+    path, data = stored(4000)
+    calls: list[Call] = []
+
+    def choose(call: Call) -> Fault | None:
+        calls.append(call)
+        return None
+
+    with opened(path, choose) as file:
+        plan = state(file, [(0, 1000), (1100, 2000), (0, 1000)])
+        assert whole(file, 0, 1000) == data[:1000]
+        assert whole(file, 1100, 900) == data[1100:2000]
+        plan.forget()
+    assert sum(call.operation == "cat_file" for call in calls) == 2

@@ -833,7 +833,7 @@ def test_many_rows_that_are_far_apart_are_read_from_few_pieces(
     table = pa.table(shuffled_steps(1, lengths)).sort_by([("step", "ascending"), ("ep", "ascending")])
     table = table.set_column(table.column_names.index("done"), "done", pa.array([False] * len(table)))
     pq.write_table(table, tmp_path / "log.parquet", row_group_size=50)  # All users of one time.
-    monkeypatch.setattr(table_module, "_KEPT_BYTES", 20_000)
+    monkeypatch.setattr(table_module, "KEPT_BYTES", 20_000)
     rows = rows_of(tmp_path / "log.parquet", episode="ep", sort="step")
     assert rows["obs"][:, 0].tolist() == [100 * e + t for e in range(1, 51) for t in range(40)]
 

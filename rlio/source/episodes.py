@@ -26,7 +26,7 @@ from rlio.schemas.schema import Schema
 from rlio.source.damage import damage_named
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Uniform
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
 from rlio.support.spaces import Spaces, pair_of
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "EpisodeSource",
     "PartSource",
     "RunSource",
+    "SpanSource",
     "measure_first",
     "with_next_obs",
     "without_final_obs",
@@ -119,6 +120,22 @@ class RunSource(Protocol):
 
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read the episodes from ``first`` to ``stop``, with ``eps_id`` and ``t``; see `EpisodeSource`."""
+
+
+@runtime_checkable
+class SpanSource(Protocol):
+    """A source that knows where the bytes of its episodes are; more of an `EpisodeSource`.
+
+    Attributes:
+        inputs: The files; None: it does not know.
+    """
+
+    inputs: InputFiles | None
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterable[Span]:
+        """The bytes that reading ``rows`` steps of some episodes from step ``start`` on fetches, in order."""
 
 
 class _Group(NamedTuple):
@@ -225,6 +242,18 @@ class EpisodeFiles(GroupFiles):
 
     def uri_of(self, path: str) -> str:
         return self.uri
+
+    @property
+    def inputs(self) -> InputFiles | None:
+        """See `GroupFiles`."""
+        return self.layout.inputs if isinstance(self.layout, SpanSource) else None
+
+    def _spans(self, groups: range, columns: frozenset[str] | None) -> Iterator[Span]:
+        wanted = self._all if columns is None else columns
+        assert isinstance(self.layout, SpanSource)
+        for number in groups:
+            first, stop, start, rows = self._groups[number]
+            yield from self.layout.spans(first, stop, start, rows, wanted)
 
     def _read(self, group: int, columns: frozenset[str] | None) -> SampleBatch:
         return self._read_group(self._groups[group], columns)

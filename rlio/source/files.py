@@ -6,24 +6,26 @@ follows: segments, identities, columns by name, windows.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, count
+from itertools import accumulate, chain, count, islice
 from typing import IO, Any, Final
 
 from rlio.batch import Batch, MultiAgentBatch
+from rlio.errors import CorruptData, DataNotFound, SchemaError
 from rlio.schemas.batches import pictures_decoded
 from rlio.schemas.folded import Folded
 from rlio.schemas.leaves import column_of_name
 from rlio.schemas.parquet_statistics import Bounds
 from rlio.schemas.schema import Schema, canonical_json
 from rlio.source.selection import named_parts
-from rlio.source.source import FileSource, SegmentKey, StoredSegment
-from rlio.storage import InputFile, InputFiles, open_input
+from rlio.source.source import Coming, FileSource, SegmentKey, StoredSegment
+from rlio.storage import InputFile, InputFiles, Span, open_input
 
 __all__ = ["GroupFiles", "content_of", "content_of_all"]
 
@@ -186,8 +188,44 @@ class GroupFiles(FileSource):
         """
         return frozenset(name if name in self._columns else column_of_name(name) for name in names)
 
-    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
-        """State which groups, and columns of them, are read next: a hint; see `OpenSegment`."""
+    @property
+    def inputs(self) -> InputFiles | None:
+        """The files whose bytes `_spans` states; None: it states none."""
+        return None
+
+    def _spans(self, groups: range, columns: frozenset[str] | None) -> Iterable[Span]:
+        """The bytes that reading some groups in turn fetches, about in that order, as far as they are known.
+
+        Requests nothing of files that requests are made for in other threads. See `_read` for the columns.
+        """
+        return ()
+
+    def _open_group(self, group: int) -> None:
+        """Read what `_spans` needs to know of a group that is read next, such as the footer of its file."""
+
+    def expect(self, coming: Coming, columns: Sequence[str] | None) -> None:
+        """See `Source`."""
+        inputs = self.inputs
+        if inputs is None or not inputs.are_far:
+            return
+        if coming == ():
+            inputs.forget()
+            return
+        coming = iter(coming)
+        first = [*islice(coming, 1)]
+        # What is wrong with them is raised in their turn.
+        with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
+            for group in islice((group for one in first for group in _groups_of(*one)), 1):
+                self._open_group(group)
+        stored = None if columns is None else self._stored(columns)
+        inputs.expect(self._spans_of(chain(first, coming), stored))
+
+    def _spans_of(self, coming: Coming, columns: frozenset[str] | None) -> Iterator[Span]:
+        for segment, numbers in coming:
+            groups = _groups_of(segment, numbers)
+            with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
+                if groups:
+                    yield from self._spans(range(groups[0], groups[-1] + 1), columns)
 
     @abstractmethod
     def _read(self, group: int, columns: frozenset[str] | None) -> Batch:
@@ -206,6 +244,12 @@ class GroupFiles(FileSource):
         raise NotImplementedError
 
 
+def _groups_of(segment: StoredSegment, numbers: Sequence[int] | None) -> Sequence[int]:
+    """The groups of a source that some groups of a segment are; None: all."""
+    assert isinstance(segment, _Segment)
+    return segment.groups if numbers is None else [segment.groups[number] for number in numbers]
+
+
 class _Opened:
     """See `OpenSegment`."""
 
@@ -216,12 +260,6 @@ class _Opened:
         self.units: list[int] = list(source.units[groups.start : groups.stop])
         self.run_rows: int = source.run_rows
         self.keeps_pictures: bool = source.keeps_pictures
-
-    def expect(self, groups: Sequence[int] | None, columns: Sequence[str] | None) -> None:
-        """See `OpenSegment`."""
-        wanted = self._groups if groups is None else [self._groups[index] for index in groups]
-        if wanted:
-            self._source.expect(range(wanted[0], wanted[-1] + 1), columns)
 
     def read_folded(
         self, index: int, *, columns: Sequence[str] | None = None, rows: range | None = None

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
 from rlio.catalog.listing import HoleCheck, SegmentKey
 from rlio.errors import CorruptData, HoleError, OptionError, SchemaConflict, SchemaError, excerpt
@@ -33,7 +33,21 @@ from rlio.storage.parallel import Plan, Range
 if TYPE_CHECKING:
     from rlio.schemas.parquet_statistics import Bounds
 
-__all__ = ["EpisodeInfo", "FileSource", "HoleCheck", "OpenSegment", "SegmentKey", "Source", "StoredSegment"]
+__all__ = [
+    "Coming",
+    "EpisodeInfo",
+    "FileSource",
+    "HoleCheck",
+    "OpenSegment",
+    "SegmentKey",
+    "Source",
+    "StoredSegment",
+]
+
+
+#: Segments that are read in turn, each with the numbers of its groups that are; None: all, empty: it is only
+#: opened.
+Coming: TypeAlias = "Iterable[tuple[StoredSegment, Sequence[int] | None]]"
 
 
 class Source(ABC):
@@ -123,6 +137,18 @@ class Source(ABC):
             groups: The groups; None: all; empty: it is only opened.
         """
         return ()
+
+    def expect(  # noqa: B027 - optional hook
+        self, coming: Coming, columns: Sequence[str] | None
+    ) -> None:
+        """State what is read next, where requests take a round trip and there is no `plan`: a hint.
+
+        Args:
+            coming: Segments in order, each with its groups that are read (None: all); taken as far as there
+                is room, also by later reads. In place of what was stated before; (): it is not known any
+                more, which any thread may say.
+            columns: The columns that are read; None: all.
+        """
 
     def stated_groups(self, segment: StoredSegment) -> Sequence[int] | None:
         """Rows of each group of a segment's file, if that is stated without opening it; None: open it.
@@ -298,9 +324,6 @@ class OpenSegment(Protocol):
     Likewise for whole segments of one group each: ``form``, the same object in those that can be decoded
     together (None: this one cannot), ``held_bytes``, what it keeps in memory until then, and
     ``joined(others, columns)``, which is `read_folded` of all of them. If one of them is damaged, it raises.
-
-    And where requests take a round trip and the `Source` has no `plan`: ``expect(groups, columns)``, which
-    states what groups are read next (None: all).
     """
 
     schema: Schema

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice, pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rlio.batch import Batch, count_units
 from rlio.batch.columns import is_per_sequence
@@ -20,12 +20,12 @@ from rlio.errors import CorruptData, DataNotFound, HoleError, SchemaError
 from rlio.schemas.folded import Folded, join_folded, unfold
 from rlio.source.damage import Damage
 from rlio.source.selection import Counting, GroupOptions
-from rlio.source.source import OpenSegment, Source, StoredSegment
+from rlio.source.source import Coming, OpenSegment, Source, StoredSegment
 from rlio.source.together import RUN_BYTES, RUN_ROWS, Together
 from rlio.storage.open_files import OpenFiles
 from rlio.storage.parallel import Range
 
-__all__ = ["Coming", "GoneSegments", "SegmentGone", "Span", "SpanReader"]
+__all__ = ["GoneSegments", "SegmentGone", "Span", "SpanReader"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
@@ -38,10 +38,6 @@ _LOOKED_AT = 256
 # Segments that are opened ahead, if their footers tell what is read. Fewer than half of those that stay
 # parsed: until the turn of one, as many others are opened, and as many used.
 _OPEN_AHEAD = _OPEN_SEGMENTS // 2 - 1
-
-
-#: Segments that are read in turn, each with the groups that are; see `SpanReader.expect`.
-Coming: TypeAlias = Iterable[tuple[StoredSegment, Sequence[int] | None]]
 
 
 class Span(NamedTuple):
@@ -190,14 +186,14 @@ class SpanReader:
 
         Args:
             segment: The segment.
-            coming: Gives what is read next, in order, beginning with the segment: segments, each with the
-                groups that are read; None: all; empty: it is only opened.
+            coming: Gives what is read next, in order, beginning with the segment.
 
         Raises:
             SegmentGone: The segment is missing.
         """
         if self._plan is None:
-            self._hint(segment, coming)
+            if (opened := self.open(segment)) is not None:
+                self.source.expect(islice(coming(), _LOOKED_AT), self._columns(opened))
             return
         first = list(self._ranges(islice(coming(), 1)))
         if not self._plan.leads(first):
@@ -212,15 +208,6 @@ class SpanReader:
     def has_plan(self) -> bool:
         """Whether the source's requests are planned here; otherwise `expect` states exact groups."""
         return self._plan is not None
-
-    def _hint(self, segment: StoredSegment, coming: Callable[[], Coming]) -> None:
-        """`expect` of a source that has no plan: what is read of the segment."""
-        groups = next((groups for one, groups in islice(coming(), 1) if one == segment), range(0))
-        opened = None if groups is not None and not groups else self.open(segment)
-        if opened is not None and (hint := getattr(opened, "expect", None)) is not None:
-            # What is wrong with them is raised in their turn.
-            with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
-                hint(groups, self._columns(opened))
 
     def _ranges(self, coming: Coming) -> Iterator[Range]:
         source, opened = self.source, self._open  # The plan must not refer to this reader, which has it.
@@ -281,6 +268,8 @@ class SpanReader:
         """Drop what was requested: what is read next is requested again."""
         if self._plan is not None:
             self._plan.forget()
+        else:
+            self.source.expect((), None)
 
     def open(self, segment: StoredSegment) -> OpenSegment | None:
         """Open a segment; None if it is damaged as a whole, which is then counted.

@@ -11,13 +11,14 @@ Example:
 """
 
 from rlio.storage.filesystem import Entry, InputFile, Retry, Storage, expand_inputs, open_input
-from rlio.storage.input_files import InputFiles, each_file
+from rlio.storage.input_files import InputFiles, Span, each_file
 
 __all__ = [
     "Entry",
     "InputFile",
     "InputFiles",
     "Retry",
+    "Span",
     "Storage",
     "each_file",
     "expand_inputs",

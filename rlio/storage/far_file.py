@@ -9,7 +9,8 @@ Example:
     >>> from fsspec.spec import AbstractBufferedFile
     >>> store = filesystem("memory")
     >>> store.pipe_file("/far-example.bin", b"0123456789")
-    >>> file = FarFile(AbstractBufferedFile(store, "/far-example.bin"), Clients(store, timeout=None))
+    >>> opened = AbstractBufferedFile(store, "/far-example.bin")
+    >>> file = FarFile(Requests(store, "/far-example.bin", opened=opened))
     >>> file.seek(4), file.read(3), file.read(), file.read()
     (4, b'456', b'789', b'')
     >>> file.close()
@@ -20,16 +21,22 @@ from __future__ import annotations
 import gc
 import io
 import os
+import threading
 import weakref
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
 
 from rlio.storage.clients import TIMEOUT, Clients
 from rlio.storage.parallel import REQUESTS, Plan, Range
 
-__all__ = ["FarFile", "far_file"]
+__all__ = ["FarFile", "Requests", "Span", "far_file", "joined", "pieces"]
+
+#: Bytes of a file: its number, the first one, and the one after the last. (number, 0, 0): it is only opened.
+Span: TypeAlias = tuple[int, int, int]
 
 # Bytes of a request of a long run, which begins at a multiple of them: their transfer takes about as long as
 # the way there and back.
@@ -47,7 +54,9 @@ _AHEAD: Final = 0.25
 _SCANNED_AHEAD: Final = 8
 
 
-def far_file(fs: Any, path: str, *, scans: bool = False, locks: bool = False) -> Any:
+def far_file(
+    fs: Any, path: str, *, scans: bool = False, locks: bool = False, requests: Requests | None = None
+) -> Any:
     """A file of a filesystem, open for reading: a `FarFile`, if ranges of it can be requested side by side.
 
     Args:
@@ -55,18 +64,20 @@ def far_file(fs: Any, path: str, *, scans: bool = False, locks: bool = False) ->
         path: Path of the file within it.
         scans: Whether the file is read to its end.
         locks: Whether its reader holds a lock as it reads; see `FarFile`.
+        requests: Those that were made for it before; None: none were. It is closed with the file.
 
     Raises:
         FileNotFoundError: There is no file.
     """
     from fsspec.spec import AbstractBufferedFile
 
-    file, clients = fs.open(path, "rb"), Clients(fs, timeout=TIMEOUT)
+    requests = requests or Requests(fs, path)
+    file = requests.file
     # Where each call has a connection of its own, the open file is the only one that is surely not replaced.
-    is_shared = clients.at_once == REQUESTS and isinstance(file, AbstractBufferedFile)
+    is_shared = requests.is_shared and isinstance(file, AbstractBufferedFile)
     if not is_shared or not isinstance(file.size, int):  # HTTP servers that know no ranges have no size.
         return file
-    return FarFile(file, clients, scans=scans, locks=locks)
+    return FarFile(requests, scans=scans, locks=locks)
 
 
 #: The files that keep pieces.
@@ -104,37 +115,42 @@ class FarFile(io.RawIOBase):
     A read gives at least one byte, and fewer than it is asked for where a piece ends.
 
     Args:
-        file: The filesystem's open file, which is closed with this one. Its requests fail if the file was
-            replaced since, where the store can tell.
-        clients: Those of its filesystem.
+        requests: Those for the file, which is closed with this one.
         scans: Whether the file is read to its end; once it was, it is read as others.
-        locks: Whether its reader holds a lock as it reads, as h5py does: nothing is requested in other
-            threads, and nothing has a time limit.
+        locks: Whether its reader holds a lock as it reads, as h5py does: a read makes no request in another
+            thread, and has no time limit. What was given to `hold` before needs no request.
     """
 
-    # Any: fsspec ships no type information.
-    def __init__(self, file: Any, clients: Clients, *, scans: bool = False, locks: bool = False) -> None:
-        self.size: int = file.size
-        self._requests = _Requests(file, clients)
+    def __init__(self, requests: Requests, *, scans: bool = False, locks: bool = False) -> None:
+        self.size: int = requests.file.size
+        #: Those for the file.
+        self.requests: Requests = requests
         self._scans, self._locks = scans, locks
         self._at = 0
         #: The one that was used last is the last.
         self._runs: list[_Run] = []
         #: Whole pieces by their first byte, likewise.
         self._kept: OrderedDict[int, bytes] = OrderedDict()
-        #: Requests what was stated to be read.
-        self._stated: Plan | None = None
+        #: What `hold` was given: the first byte of each range, and its bytes, in the order of the file.
+        self._held: list[tuple[int, bytes]] = []
         _open_files.add(self)
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        """State which bytes ``[start, stop)`` are read next, about in this order: in place of those before.
+    @property
+    def kept(self) -> frozenset[int]:
+        """The first byte of each whole piece that needs no request."""
+        return frozenset(self._kept)
 
-        They are requested side by side, as far as a `Plan` goes. What is read otherwise is read as without.
+    def hold(self, held: dict[int, bytes], needed: Sequence[tuple[int, int]]) -> None:
+        """Have bytes, by the first one of each range, that reads need not request: in place of those before.
+
+        Those before stay where they have bytes ``[start, stop)`` of ``needed``.
         """
-        if self._locks:
-            return
-        self._stated = self._stated or Plan()
-        self._stated.expect(_pieces(self._requests, self.size, spans, frozenset(self._kept)))
+        stay = {
+            at: data
+            for at, data in self._held
+            if any(start < at + len(data) and at < stop for start, stop in needed)
+        }
+        self._held = sorted({**stay, **held}.items())
 
     def readable(self) -> bool:
         return True
@@ -178,11 +194,10 @@ class FarFile(io.RawIOBase):
             super().close()
             _open_files.discard(self)
             self._kept.clear()
-            if self._stated is not None:
-                self._stated.forget()
+            self._held = []
             while self._runs:
                 self._drop(self._runs[0])
-            self._requests.file.close()
+            self.requests.close()
 
     # ---- inside ----
 
@@ -197,9 +212,8 @@ class FarFile(io.RawIOBase):
                 run.asked = max(run.asked, at + wanted)
             elif (stated := self._stated_at(at)) is not None:
                 start, data = stated
+                # It is not kept: what was stated is read once, and pieces that are kept are stated no more.
                 run = _Run(start, start + len(data), start, data)
-                if self._is_whole(Range(self._requests, "", start, run.stop)):
-                    self._keep(start, data)
             while not run.start <= at < run.stop:
                 self._go_on(run, at + wanted)
         if run in self._runs:
@@ -209,7 +223,12 @@ class FarFile(io.RawIOBase):
         return run
 
     def _stated_at(self, at: int) -> tuple[int, bytes] | None:
-        return None if self._stated is None else self._stated.take_around(self._requests, at)
+        """What was requested because it was stated, and has byte ``at``: its first byte, and its bytes."""
+        if self._locks:
+            found = self._held[max(0, bisect_right(self._held, at, key=itemgetter(0)) - 1) :][:1]
+            return next((one for one in found if one[0] <= at < one[0] + len(one[1])), None)
+        plan = self.requests.plan
+        return None if plan is None else plan.take_around(self.requests, at)
 
     def _go_on(self, run: _Run, stop: int) -> None:
         """Fetch the next piece of a run, of which the bytes up to ``stop`` are needed."""
@@ -221,12 +240,12 @@ class FarFile(io.RawIOBase):
         wanted = run.coming[0]
         data = self._kept.get(wanted.start) if self._is_whole(wanted) else None
         if data is None and self._locks:
-            data = self._requests.fetch_here(wanted.start, wanted.stop)
+            data = self.requests.fetch_here(wanted.start, wanted.stop)
         elif data is None and (len(run.coming) > 1 or run.plan is not None):
             run.plan = run.plan or Plan()
             run.plan.expect([piece for piece in run.coming if piece.start not in self._kept])
             data = run.plan.take(*wanted)
-        data = self._requests.fetch(*wanted[1:]) if data is None else data
+        data = self.requests.fetch(*wanted[1:]) if data is None else data
         self._advance(run, wanted.start, data)
         self._scans = self._scans and run.stop < self.size
         if self._is_whole(wanted):
@@ -254,7 +273,7 @@ class FarFile(io.RawIOBase):
         is_short = stop - run.begin < _PIECE
         while start < stop:
             end = stop if is_short else min(start - start % _PIECE + _PIECE, self.size)
-            run.coming.append(Range(self._requests, "", start, end))
+            run.coming.append(Range(self.requests, "", start, end))
             start = end
 
     def _drop_some(self) -> None:
@@ -271,24 +290,94 @@ class FarFile(io.RawIOBase):
             run.plan.forget()
 
 
-def _pieces(
-    requests: _Requests, size: int, spans: Sequence[tuple[int, int]], kept: frozenset[int]
+def pieces(
+    requests: Requests, size: int, start: int, stop: int, kept: frozenset[int] = frozenset()
 ) -> Iterator[Range]:
-    """Ranges of stated bytes, without the whole pieces that are kept. What a file states may be nonsense."""
-    for start, stop in spans:
-        if 0 <= start < stop <= size:
-            for first in (start, *range(start - start % _PIECE + _PIECE, stop, _PIECE)):
-                if first not in kept:
-                    yield Range(requests, "", first, min(first - first % _PIECE + _PIECE, stop))
+    """Ranges of stated bytes, without the whole pieces that are kept. What a file states may be nonsense.
+
+    Args:
+        requests: Those for the file.
+        size: Bytes of the file.
+        start: The first of the stated bytes.
+        stop: The byte after the last.
+        kept: See `FarFile.kept`.
+    """
+    if 0 <= start < stop <= size:
+        for first in (start, *range(start - start % _PIECE + _PIECE, stop, _PIECE)):
+            if first not in kept:
+                yield Range(requests, "", first, min(first - first % _PIECE + _PIECE, stop))
 
 
-class _Requests:
-    """The requests for ranges of an open file; a `parallel.Store`."""
+def joined(spans: Iterable[Span]) -> Iterator[Span]:
+    """Spans, of which those that follow each other or overlap are one, up to the end of its last piece."""
+    number, begin, start, stop = -1, 0, 0, -1
+    for span in spans:
+        if span[0] == number and begin <= span[1] <= stop:
+            stop = max(stop, span[2])
+        else:
+            if start < stop or stop == 0:
+                yield number, start, stop
+            number, begin, stop = span
+            start = begin
+        if start < (whole := stop - stop % _PIECE):
+            yield number, start, whole
+            start = whole
+    if start < stop or stop == 0:
+        yield number, start, stop
+
+
+class Requests:
+    """The requests for ranges of a file, which the first one opens; a `parallel.Store`.
+
+    Those of an open file fail if the file was replaced since, where the store can tell. For any thread.
+
+    Args:
+        fs: An fsspec filesystem.
+        path: Path of the file within it.
+        opened: The filesystem's open file; None: it is opened as soon as it is needed.
+    """
 
     at_once: int = REQUESTS
 
-    def __init__(self, file: Any, clients: Clients) -> None:
-        self.file, self._clients = file, clients
+    # Any: fsspec ships no type information.
+    def __init__(self, fs: Any, path: str, *, opened: Any = None) -> None:
+        self._fs, self._path, self._file = fs, path, opened
+        self._clients = Clients(fs, timeout=TIMEOUT)
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._plan: weakref.ref[Plan] | None = None
+
+    def state(self, plan: Plan) -> None:
+        """Have reads take from a plan, which `InputFiles` has."""
+        self._plan = weakref.ref(plan)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the filesystem answers several at once over one connection."""
+        return self._clients.at_once == REQUESTS
+
+    @property
+    def file(self) -> Any:
+        """The filesystem's open file.
+
+        Raises:
+            FileNotFoundError: There is no file.
+        """
+        if self._pid != os.getpid():  # A thread of the parent may have held the lock.
+            self._pid, self._lock = os.getpid(), threading.Lock()
+        with self._lock:
+            if self._file is None:
+                self._file = self._fs.open(self._path, "rb")
+            return self._file
+
+    @property
+    def plan(self) -> Plan | None:
+        """What requests stated ranges; None: nothing does."""
+        return None if self._plan is None else self._plan()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
     def fetch(self, path: str, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)``.

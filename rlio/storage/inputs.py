@@ -23,7 +23,7 @@ from rlio.errors import DataNotFound, OptionError, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS
 from rlio.storage.call_options import refuse_call_options
 from rlio.storage.failures import explained
-from rlio.storage.far_file import far_file
+from rlio.storage.far_file import Requests, far_file
 from rlio.storage.near import did_you_mean_path
 from rlio.storage.others import blobs_of, inside
 from rlio.storage.paths import Location, StrPath, is_litter, is_uri, locate
@@ -32,7 +32,6 @@ from rlio.storage.pointers import POINTER_BYTES, refuse_pointer
 __all__ = [
     "InputFile",
     "expand_inputs",
-    "expect_spans",
     "is_glob",
     "is_zip",
     "natural_order",
@@ -158,20 +157,16 @@ def open_input(
     return io.BufferedReader(_Stream(stream, file.uri), _BUFFER_BYTES)
 
 
-def expect_spans(stream: IO[bytes], spans: Sequence[tuple[int, int]]) -> None:
-    """State which bytes of an opened input are read next; see `FarFile.expect`. Others are not affected."""
-    if isinstance(raw := getattr(stream, "raw", None), _Stream):
-        raw.expect(spans)
-
-
-def opened_remote(file: InputFile, *, scans: bool = False, locks: bool = False) -> Any:
+def opened_remote(
+    file: InputFile, *, scans: bool = False, locks: bool = False, requests: Requests | None = None
+) -> Any:
     """A file of a filesystem, see `far_file`.
 
     Raises:
         DataNotFound: The file no longer exists.
     """
     try:
-        return far_file(file.fs, file.path, scans=scans, locks=locks)
+        return far_file(file.fs, file.path, scans=scans, locks=locks, requests=requests)
     except FileNotFoundError as error:
         raise DataNotFound("the file is gone since it was found", uri=file.uri) from error
 
@@ -220,11 +215,6 @@ class _Stream(io.RawIOBase):
     def __init__(self, file: IO[bytes], uri: str) -> None:
         self._file = file
         self._uri = uri
-
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        if (expect := getattr(self._file, "expect", None)) is not None:
-            with explained(self._uri):
-                expect(spans)
 
     def readable(self) -> bool:
         return True

@@ -222,6 +222,8 @@ class Plan:
                 if not self._coming:
                     busy_plans.discard(self)
                 return
+            if wanted in self._coming:  # It is read twice.
+                continue
             self._coming[wanted] = before.get(wanted) or self._request(wanted)
             size += wanted.stop - wanted.start
 

@@ -23,8 +23,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import IO, Any, Final
 
 import numpy as np
@@ -50,6 +51,10 @@ _OPEN_DATASETS: Final = 64
 _PART = 4
 # gzip, shuffle, fletcher32, szip, nbit, scaleoffset and lzf come with h5py; other filters are plug-ins.
 _FILTERS: Final = frozenset((1, 2, 3, 4, 5, 6, 32000))
+# Chunks of which the places are looked up before they are read.
+_PLACES: Final = 1024
+# Bytes that HDF5 reads of data without chunks where fewer are asked for.
+_SIEVE: Final = 64 << 10
 # HDF5's numbers of layouts.
 _CHUNKED: Final = 2
 # HDF5's number of the filter that sorts bytes.
@@ -74,6 +79,7 @@ class Hdf5Files:
 
     Attributes:
         allowance: That of the files. What one block of `guarded` visits and reads is a piece of it.
+        inputs: Opens them. What its `hold` fetched before a read needs no request within.
     """
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
@@ -81,7 +87,8 @@ class Hdf5Files:
             import h5py
         self._h5py = h5py
         self.files = files
-        self._inputs, self._limits = InputFiles(files, locks=True), limits
+        self.inputs: InputFiles = InputFiles(files, locks=True)
+        self._limits = limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._piece = self.allowance.piece()
         self._open: OpenFiles[int, _Opened] = OpenFiles(_OPEN_FILES, close=_Opened.close)
@@ -129,7 +136,7 @@ class Hdf5Files:
         return self._open.get(number) or self._open.add(number, self._opened(number))
 
     def _opened(self, number: int) -> _Opened:
-        stream = self._inputs.open(number)
+        stream = self.inputs.open(number)
         # HDF5 itself reads local files in half the time that reads through Python take.
         place = stream if self.files[number].fs is not None else self.files[number].path
         locking = {} if place is stream else {"locking": False}
@@ -280,6 +287,32 @@ class Hdf5Files:
         # Reading all takes half the time of reading the same rows by their numbers.
         return np.asarray(dataset[()] if rows == shape[0] else dataset[start : start + rows])
 
+    def is_open(self, number: int) -> bool:
+        """Whether a file is open."""
+        return self._open.peek(number) is not None
+
+    def places(self, dataset: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """The bytes ``[start, stop)`` of the file that `read` fetches; none, if they are in many places."""
+        low, shape, dtype = dataset.id, dataset.shape, dataset.dtype
+        if not shape or 0 in shape or dtype.hasobject or start >= stop:
+            return
+        layout = low.get_create_plist()
+        if layout.get_layout() == _CHUNKED:
+            sizes = layout.get_chunk()
+            firsts = range(start - start % sizes[0], stop, sizes[0])
+            others = [range(0, length, size) for length, size in zip(shape[1:], sizes[1:], strict=True)]
+            if len(firsts) * math.prod(map(len, others)) > _PLACES:
+                return
+            for chunk in product(firsts, *others):
+                found = low.get_chunk_info_by_coord(chunk)
+                if found.byte_offset is not None:
+                    yield found.byte_offset, found.byte_offset + found.size
+        elif (offset := low.get_offset()) is not None:
+            row = math.prod(shape[1:]) * dtype.itemsize
+            # HDF5 reads small parts in pieces of this size.
+            end = offset + max(stop * row, min(start * row + _SIEVE, shape[0] * row))
+            yield offset + start * row, end
+
     def spend(self, rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Count the bytes of rows of a dataset before they are read."""
         self._piece.spend(rows * math.prod(shape[1:]) * dtype.itemsize)
@@ -315,7 +348,7 @@ class Hdf5Files:
 
     def close(self) -> None:
         self._open.close()
-        self._inputs.close()
+        self.inputs.close()
 
 
 def _bytes_of(value: Any) -> int:

@@ -26,7 +26,7 @@ from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import Guard
 from rlio.formats.files.parquet_footer import ForeignFile, open_parquet
 from rlio.limits import Limits
-from rlio.storage import InputFile, InputFiles
+from rlio.storage import InputFile, InputFiles, Span
 from rlio.storage.open_files import OpenFiles
 
 __all__ = ["ParquetFiles"]
@@ -70,11 +70,12 @@ class ParquetFiles:
 
     Attributes:
         allowance: That of the files: each claims its rows when it is first opened.
+        inputs: Opens them.
     """
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         self.files: Sequence[InputFile] = files
-        self._inputs, self._limits = InputFiles(files, tail=_FOOTER_BYTES), limits
+        self.inputs, self._limits = InputFiles(files, tail=_FOOTER_BYTES), limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
@@ -88,7 +89,7 @@ class ParquetFiles:
         """The open file."""
         if (found := self._open.get(number)) is not None:
             return found
-        opened = open_parquet(self._inputs.open(number), limits=self._limits)
+        opened = open_parquet(self.inputs.open(number), limits=self._limits)
         if number not in self._claimed:  # A row group of a few bytes may claim any number of rows.
             self._claimed.add(number)
             try:
@@ -98,10 +99,17 @@ class ParquetFiles:
                 raise_at(error, uri=self.files[number].uri)
         return self._open.add(number, opened)
 
-    def expect(self, number: int, groups: Sequence[int], names: Collection[str] | None) -> None:
-        """State which row groups of a file are read next; local files are not opened for it."""
-        if self.files[number].fs is not None:
-            self.file(number).expect(groups, names)
+    def spans(
+        self, number: int, group: int, names: Collection[str] | None, share: float = 1.0
+    ) -> Iterator[Span]:
+        """The bytes of columns of a row group (None: of all); of a file that is not open, that it will be.
+
+        ``share``: of the rows, from the first one on.
+        """
+        if (opened := self._open.peek(number)) is None:
+            yield number, 0, 0
+        else:
+            yield from ((number, *span) for span in opened.spans(group, names, share))
 
     def guarded(self, number: int, record: int | None = None) -> Guard:
         """See `rlio.formats.files.inputs.Guard`."""
@@ -195,4 +203,4 @@ class ParquetFiles:
         """Close all files."""
         self._held, self._scan = (None, None), None
         self._open.close()
-        self._inputs.close()
+        self.inputs.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import base64
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple, Self
 
@@ -28,7 +28,6 @@ import pyarrow.parquet as pq
 from rlio.errors import CorruptData, UnsafeData, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.schemas.parquet_metadata import ARROW_SCHEMA, read_metadata
-from rlio.storage.inputs import expect_spans
 from rlio.support.calls import closing_on_error
 
 __all__ = ["Extension", "ForeignFile", "open_parquet", "plain_schema", "registered_extensions"]
@@ -42,6 +41,8 @@ _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4,
 # Arrow reads a column of a row group whole. Of larger groups, it reads pieces; each may be a request.
 _LARGE_GROUP: Final = 64 << 20
 _BUFFER: Final = 8 << 20
+# Columns that are read in turn, of which a remote file keeps what was requested and is not read yet.
+_TURNS: Final = 12
 
 
 class Extension(NamedTuple):
@@ -59,29 +60,36 @@ class ForeignFile:
     Attributes:
         arrow: pyarrow's ParquetFile; Any, because pyarrow ships no type information.
         extensions: Path of a field (names joined by dots) -> its extension type.
-        stream: Its bytes.
+        reads_parts: Whether columns of a row group are read in parts, in turn.
     """
 
     arrow: Any
     extensions: dict[str, Extension]
-    stream: IO[bytes]
+    reads_parts: bool
 
-    def expect(self, groups: Iterable[int], names: Collection[str] | None) -> None:
-        """State which row groups, and columns of them, are read next; see `expect_spans`."""
-        spans: list[tuple[int, int]] = []
-        for group in groups:
-            if self.arrow.metadata.row_group(group).total_byte_size > _LARGE_GROUP:
-                continue  # It is read in parts of its columns, in turn.
-            for _, chunk in self.columns(group, names):
-                first = chunk.data_page_offset
-                if chunk.dictionary_page_offset is not None:
-                    first = min(first, chunk.dictionary_page_offset)
-                stop = first + chunk.total_compressed_size
-                if spans and spans[-1][1] == first:
-                    spans[-1] = spans[-1][0], stop
-                else:
-                    spans.append((first, stop))
-        expect_spans(self.stream, spans)
+    def spans(
+        self, group: int, names: Collection[str] | None, share: float = 1.0
+    ) -> Iterator[tuple[int, int]]:
+        """The bytes ``[start, stop)`` of a row group, or of columns of it, about in the order of reading.
+
+        ``share``: of the rows, from the first one on, if they are read in parts.
+        """
+        chunks = []
+        for _, chunk in self.columns(group, names):
+            first = chunk.data_page_offset
+            if chunk.dictionary_page_offset is not None:
+                first = min(first, chunk.dictionary_page_offset)
+            chunks.append((first, first + chunk.total_compressed_size))
+        if not self.reads_parts:
+            yield from chunks
+        elif len(chunks) <= _TURNS:
+            # Columns take turns: what belongs to the same rows is about the same part of each.
+            parts = [
+                ((at - first) / (stop - first), at, min(at + _BUFFER, stop))
+                for first, stop in chunks
+                for at in range(first, stop, _BUFFER)
+            ]
+            yield from (part[1:] for part in sorted(parts) if part[0] < share)
 
     def columns(self, group: int, names: Collection[str] | None) -> list[tuple[Any, Any]]:
         """The columns of a row group in some top-level fields: pyarrow's schema and metadata of each.
@@ -156,11 +164,12 @@ def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:
     if "arrow_extensions_enabled" in inspect.signature(pq.ParquetFile.__init__).parameters:
         options["arrow_extensions_enabled"] = False
     groups = (metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    if max(groups, default=0) > _LARGE_GROUP:
+    reads_parts = max(groups, default=0) > _LARGE_GROUP
+    if reads_parts:
         options |= {"pre_buffer": False, "buffer_size": _BUFFER}
     written = (metadata.metadata or {}).get(ARROW_SCHEMA)
     extensions = {} if written is None else plain_schema(written, is_base64=True)[1]
-    return ForeignFile(pq.ParquetFile(stream, metadata=metadata, **options), extensions, stream)
+    return ForeignFile(pq.ParquetFile(stream, metadata=metadata, **options), extensions, reads_parts)
 
 
 def registered_extensions() -> frozenset[str]:

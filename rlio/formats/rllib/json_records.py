@@ -34,9 +34,8 @@ from rlio.read_options import ReadOptions
 from rlio.schemas.json_columns import check_containers
 from rlio.schemas.json_lines import is_provenance, parse_head
 from rlio.source.damage import damage_named
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
 from rlio.storage.filesystem import StrPath
-from rlio.storage.inputs import expect_spans
 from rlio.storage.open_files import OpenFiles
 from rlio.support.progress import reached
 from rlio.support.spaces import Spaces
@@ -149,13 +148,16 @@ class JsonRecords:
             line = self._line_at(self.file_of(index), *place)
         return line
 
-    def expect(self, indices: range) -> None:
+    @property
+    def inputs(self) -> InputFiles | None:
+        """See `Records`."""
+        return next((file.listed[0] for file in self.files if file.listed is not None), None)
+
+    def spans(self, indices: range) -> Iterator[Span]:
         """See `Records`. Members of zip files are inflated as a whole."""
-        number, first, last = self.file_of(indices[0]), indices[0], indices[-1]
-        file = self.files[number]
-        if file.file.fs is not None and file.member is None:
-            stream = self._streams.get(number) or self._streams.add(number, _opened(file))
-            expect_spans(stream, [(self._offsets[first], self._offsets[last] + self._sizes[last])])
+        for index in indices:
+            if (listed := self.files[self.file_of(index)].listed) is not None:
+                yield listed[1], self._offsets[index], self._offsets[index] + self._sizes[index] + 1
 
     def rows_of(self, index: int) -> int | None:
         """Rows of a plain record, by one of its lists; None: it must be decoded to tell.

@@ -6,7 +6,7 @@ Opening reads the files once, to count the rows of each record.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from rlio.reader import Unit
 from rlio.schemas.schema import Schema
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
 
 __all__ = ["DecoderOf", "RecordFiles", "Records"]
 
@@ -59,8 +59,12 @@ class Records(Protocol):
     def load(self, index: int, decoder: RllibDecoder) -> Batch:
         """Read one record; raises CorruptData or SchemaError, with the place, if the record is damaged."""
 
-    def expect(self, indices: range) -> None:
-        """State which records of one file are read next: a hint."""
+    @property
+    def inputs(self) -> InputFiles | None:
+        """The files, if it is known where the records are in them; or None."""
+
+    def spans(self, indices: range) -> Iterable[Span]:
+        """The bytes of records in turn, as far as they are known; see `GroupFiles`."""
 
     def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
         """URI and first readable record with rows of each file, or of each kind of file, that has one."""
@@ -137,9 +141,13 @@ class RecordFiles(GroupFiles):
         segments = [(file.uri, range(first, stop)) for file, (first, stop) in of_files if stop > first]
         self._state(rows, segments, units=units, row_bytes=row_bytes)
 
-    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
-        """See `GroupFiles`. Records are read with all of their columns."""
-        self._records.expect(groups)
+    @property
+    def inputs(self) -> InputFiles | None:
+        """See `GroupFiles`."""
+        return self._records.inputs
+
+    def _spans(self, groups: range, columns: frozenset[str] | None) -> Iterable[Span]:
+        return self._records.spans(groups)  # Records are read with all of their columns.
 
     def _read(self, group: int, columns: frozenset[str] | None) -> Batch:
         return self._loaded(group, columns)

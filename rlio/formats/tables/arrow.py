@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
@@ -70,7 +70,8 @@ class ArrowTable(Pieces):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
-        self._inputs, self._limits = InputFiles(place.files), limits
+        self.inputs: InputFiles = InputFiles(place.files)
+        self._limits = limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
         self._schemas: list[tuple[Any, dict[str, Extension]]] = []
@@ -91,7 +92,7 @@ class ArrowTable(Pieces):
         batches, rows = [], []
         schema: tuple[Any, dict[str, Extension]] | None = None
         # It stays open: what was fetched is read again, for the episodes and their rows.
-        stream = self._open.add(number, self._inputs.open(number, scans=True))
+        stream = self._open.add(number, self.inputs.open(number, scans=True))
         size, starts = stream.seek(0, os.SEEK_END), None
         stream.seek(0)
         if stream.read(len(_MAGIC)) == _MAGIC:
@@ -121,6 +122,11 @@ class ArrowTable(Pieces):
         self._batches.append(batches)
         self.add_pieces(schema[0].names, rows)
 
+    def places(self, file: int, piece: int, names: Collection[str]) -> Iterator[tuple[int, int]]:
+        """See `Pieces`. A batch is read with all of its columns."""
+        start, metadata, body = self._batches[file][piece]
+        yield start, start + 8 + metadata + body
+
     def decode(self, file: int, piece: int, names: Sequence[str]) -> Any:
         """See `Pieces`."""
         with Guard(self.files[file], piece, format="Arrow"):
@@ -129,7 +135,7 @@ class ArrowTable(Pieces):
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
         import pyarrow as pa
 
-        stream = self._open.get(file) or self._open.add(file, self._inputs.open(file))
+        stream = self._open.get(file) or self._open.add(file, self.inputs.open(file))
         place = self._batches[file][piece]
         allowance = self.allowance.piece()
         allowance.spend(place.body)
@@ -167,7 +173,7 @@ class ArrowTable(Pieces):
         """Close all files."""
         super().close()
         self._open.close()
-        self._inputs.close()
+        self.inputs.close()
 
 
 def open_plain_arrow(file: InputFile, *, limits: Limits) -> ArrowTable:

@@ -15,7 +15,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from rlio.formats.tables.cuts import lengths_in
 from rlio.formats.tables.paths import paths_in
 from rlio.formats.tables.table import Rows, Table, TableAround
 from rlio.mapping import DERIVE, Mapping, nested
+from rlio.storage import InputFiles, Span
 
 __all__ = ["FinalRows", "with_final_row"]
 
@@ -58,6 +59,7 @@ class FinalRows(TableAround):
 
     def __init__(self, table: Table, steps: Sequence[Sequence[int]]) -> None:
         super().__init__(table)
+        self.inputs: InputFiles | None = table.inputs
         self.of_episodes: frozenset[str] = table.of_episodes
         self._steps = steps
         self.lengths: Sequence[int] = [count + 1 for each in steps for count in each]
@@ -134,6 +136,10 @@ class FinalRows(TableAround):
             )
             found[name] = array[here if len(array) == self.rows[rows.file] else stored]
         return found
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterable[Span]:
+        """See `Table`. Arrays are read whole."""
+        return self._table.spans(Rows(rows.file, 0, self._table.rows[rows.file]), names)
 
     def count(self, file: int, name: str) -> int:
         """See `Table`."""

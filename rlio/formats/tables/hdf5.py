@@ -36,7 +36,7 @@ from rlio.formats.tables.table import Rows, Table
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import DERIVE
 from rlio.mapping import Mapping as ColumnMapping
-from rlio.storage import each_file
+from rlio.storage import InputFiles, Span, each_file
 from rlio.storage.inputs import natural_order
 from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
@@ -79,6 +79,7 @@ class Hdf5Table(Table):
         self.early: set[tuple[int, str]] = set()
         self._limits = limits
         self._handles = Hdf5Files(place.files, limits)
+        self.inputs: InputFiles = self._handles.inputs
         #: Of each file: the groups of its episodes ("": the file itself), and the rows before each.
         self._groups: list[list[str]] = []
         self._starts: list[list[int]] = []
@@ -346,10 +347,35 @@ class Hdf5Table(Table):
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
         found = {}
+        if self.inputs.are_far:
+            self.inputs.hold([*self.spans(rows, names)])
         for name in names:
             with self._handles.guarded(rows.file):
                 found[name] = self._column(rows, name)
         return found
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
+        """See `Table`. Of a file that is not open, only that it will be."""
+        if not self._handles.is_open(rows.file):
+            yield rows.file, 0, 0
+        if not self._handles.is_open(rows.file):  # Nor since `InputFiles.hold` came back to it.
+            return
+        with self._handles.guarded(rows.file):
+            for name in names:
+                for path in leaves_of(self._trees.get(name, {}), name):
+                    for dataset, low, high in self._stretches(rows, path):
+                        yield from ((rows.file, *place) for place in self._handles.places(dataset, low, high))
+
+    def _stretches(self, rows: Rows, path: str) -> Iterator[tuple[Any, int, int]]:
+        """The dataset of each group that has some rows, and which of its own rows they are."""
+        groups, starts = self._groups[rows.file], self._starts[rows.file]
+        first = max(0, bisect_right(starts, rows.start, hi=len(groups)) - 1)
+        for at in range(first, len(groups)):
+            if at > first and starts[at] >= rows.stop:
+                return
+            dataset = self._handles.checked(rows.file, _join(groups[at], path))
+            high = min(rows.stop - starts[at], len(dataset))
+            yield dataset, max(rows.start - starts[at], 0), high
 
     def _column(self, rows: Rows, name: str) -> Any:
         stated = self.partitions[rows.file]

@@ -70,7 +70,7 @@ from rlio.formats.tables.paths import paths_in, paths_of, resolved
 from rlio.formats.tables.sorted_rows import SortedRows
 from rlio.formats.tables.table import Rows, Table
 from rlio.mapping import DERIVE, Mapping, nested
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
 
 __all__ = ["MappedSource", "by_own_names"]
 
@@ -440,6 +440,40 @@ class MappedSource(MappedEpisodes):
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read several episodes; see `RunSource`."""
         return self._loaded(range(first, stop), self._starts[first], self._starts[stop], columns)
+
+    @property
+    def inputs(self) -> InputFiles | None:
+        """See `SpanSource`."""
+        return self._table.inputs
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`."""
+        begin, end = self._starts[first], self._starts[stop]
+        if rows < self.lengths[first]:  # A part of an episode; see `load_part`.
+            begin += start
+            end = min(begin + rows + (self._map.next_obs == DERIVE), end)
+        names = self._names_of(columns)
+        file = bisect_right(self._file_starts, begin) - 1
+        while begin < end:
+            base, after = self._file_starts[file : file + 2]
+            yield from self._table.spans(Rows(file, begin - base, min(end, after) - base), names)
+            file, begin = file + 1, after
+
+    def _names_of(self, columns: frozenset[str] | None) -> frozenset[str]:
+        """The columns of the table that `_loaded` reads."""
+        follow = {Columns.NEXT_OBS, Columns.NEXT_OBS_VALID} if self._map.next_obs == DERIVE else set[str]()
+        paths = {
+            path
+            for name, spec in self._specs.items()
+            if columns is None or name in columns or (name == Columns.OBS and not columns.isdisjoint(follow))
+            for path in paths_of(spec)
+        }
+        paths |= {
+            flag.path for flag in self._flags if flag is not None and flag.path not in self._of_episodes
+        }
+        return frozenset(path[0] for path in paths | ({*self._ids} if not self._numbers_ids else set()))
 
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""

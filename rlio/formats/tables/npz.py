@@ -14,6 +14,7 @@ all rows, and ``tokens.offsets``, where each row begins, and the end of the last
 from __future__ import annotations
 
 import zipfile
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch, concat_samples
-from rlio.batch.arrays import to_numpy
+from rlio.batch.arrays import size_bytes, to_numpy
 from rlio.batch.nested import leaves
 from rlio.batch.npz import read_array, read_header
 from rlio.batch.ragged import Ragged, item_type
@@ -35,10 +36,10 @@ from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin, PreparedEpisode
 from rlio.formats.tables.paths import flags_of
-from rlio.formats.tables.table import Rows, Table
+from rlio.formats.tables.table import KEPT_BYTES, Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import Mapping
-from rlio.storage import InputFiles, Storage, each_file
+from rlio.storage import InputFiles, Span, Storage, each_file
 from rlio.storage.open_files import OpenFiles
 from rlio.storage.zip_files import check_member, open_archive
 from rlio.support.calls import closing_on_error
@@ -93,11 +94,17 @@ class NpzTable(Table):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
-        self._inputs, self._limits = InputFiles(place.files), limits
+        self.inputs: InputFiles = InputFiles(place.files)
+        self._limits = limits
         # Their directories, and what was fetched of them, are read again.
         self._open: OpenFiles[int, tuple[IO[bytes], zipfile.ZipFile]] = OpenFiles(_OPEN_FILES, close=_close)
-        self._kept: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
-        self._first: dict[str, NDArray[Any]] = {}
+        #: Of the files that were read last: their arrays. `KEPT_BYTES` beside those of the last file.
+        self._kept: OrderedDict[int, dict[str, NDArray[Any]]] = OrderedDict()
+        self._bytes = 0  # Of all of them.
+        #: A file, and the first rows of arrays of it.
+        self._first: tuple[int, dict[str, NDArray[Any]]] = (-1, {})
+        #: Of each file: the bytes of each array.
+        self._places: list[dict[str, tuple[int, int]]] = []
         #: Of each file: the first axis of each array, 1 of those without axes, which are no columns.
         self._counts: list[dict[str, int]] = []
         #: Of each file: the columns that are two arrays.
@@ -113,6 +120,7 @@ class NpzTable(Table):
         """Look into a file; returns the steps of its episodes, if it states them."""
         with self._archive(number) as archive:
             shapes = self._shapes(archive)
+            self._places.append(_places_in(archive))
         self._ragged.append(_ragged_in(shapes))
         for name in self._ragged[-1]:
             del shapes[name + _VALUES]
@@ -145,7 +153,7 @@ class NpzTable(Table):
             raise
 
     def _opened(self, number: int) -> tuple[IO[bytes], zipfile.ZipFile]:
-        stream = self._inputs.open(number)
+        stream = self.inputs.open(number)
         with closing_on_error(stream):
             archive = open_archive(stream, self._limits, uri=self.files[number].uri)
             if len(archive.infolist()) > self._limits.columns:
@@ -166,29 +174,57 @@ class NpzTable(Table):
     def _arrays(
         self, number: int, names: Collection[str], *, first_rows: bool = False
     ) -> dict[str, NDArray[Any]]:
-        """Return arrays of a file, or their first rows; kept until those of another file are needed."""
-        if self._kept[0] != number:
-            self._kept, self._first = (number, {}), {}
-        kept, rows = (self._first, _FIRST_ROWS) if first_rows else (self._kept[1], None)
+        """Return arrays of a file, or their first rows; those of the files that were read last are kept."""
+        kept, rows = self._kept_of(number, first_rows=first_rows), _FIRST_ROWS if first_rows else None
         ragged = self._ragged[number]
         if missing := [name for name in names if name not in kept]:
             parts = [name + end for name in ragged.intersection(missing) for end in (_VALUES, _OFFSETS)]
             stored = [*parts, *(name for name in missing if name not in ragged)]
             with self._archive(number) as archive:
-                found = self._decoded(archive, stored, rows)
+                found = self._decoded(archive, stored, rows, kept)
             for name in ragged.intersection(missing):
                 self.allowance.piece().spend(_ROW_BYTES * self._counts[number][name])
                 with in_column(name):
                     found[name] = Ragged(found.pop(name + _VALUES), found.pop(name + _OFFSETS)).rows()
             kept.update(found)
+            if not first_rows:
+                self._bytes += sum(map(size_bytes, found.values()))
+                self._drop_some()
         return kept
 
+    def _kept_of(self, number: int, *, first_rows: bool) -> dict[str, NDArray[Any]]:
+        """What is kept of a file, or of its first rows."""
+        if first_rows:
+            if self._first[0] != number:
+                self._first = number, {}
+            return self._first[1]
+        self._kept.setdefault(number, {})
+        self._kept.move_to_end(number)
+        return self._kept[number]
+
+    def _drop_some(self) -> None:
+        """Drop arrays of the files that were read least recently, beside those of the last one.
+
+        Single arrays, because rows of two files may be read column by column.
+        """
+        most = KEPT_BYTES + sum(map(size_bytes, self._kept[next(reversed(self._kept))].values()))
+        while self._bytes > most:
+            arrays = self._kept[oldest := next(iter(self._kept))]
+            while arrays and self._bytes > most:
+                self._bytes -= size_bytes(arrays.pop(next(iter(arrays))))
+            if not arrays:
+                del self._kept[oldest]
+
     def _decoded(
-        self, archive: zipfile.ZipFile, names: Collection[str], rows: int | None
+        self,
+        archive: zipfile.ZipFile,
+        names: Collection[str],
+        rows: int | None,
+        kept: dict[str, NDArray[Any]],
     ) -> dict[str, NDArray[Any]]:
         found: dict[str, NDArray[Any]] = {}
         piece = self.allowance.piece()
-        piece.spend(sum(array.nbytes for array in self._kept[1].values()))
+        piece.spend(sum(array.nbytes for array in kept.values()))
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name not in names:
@@ -224,6 +260,18 @@ class NpzTable(Table):
         kept = slice(None) if rows.keep is None else rows.keep
         return {name: arrays[name][rows.start : rows.stop][kept] for name in names}
 
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
+        """See `Table`. Files that are kept are fetched no more."""
+        kept, places = self._kept.get(rows.file, {}), self._places[rows.file]
+        ragged = self._ragged[rows.file]
+        parts = [
+            name + end
+            for name in names
+            for end in ((_VALUES, _OFFSETS) if name in ragged else ("",))
+            if name not in kept
+        ]
+        yield from ((rows.file, *place) for place in sorted(places[part] for part in parts if part in places))
+
     def count(self, file: int, name: str) -> int:
         """See `Table`."""
         return self._counts[file].get(name, self.rows[file])
@@ -234,14 +282,24 @@ class NpzTable(Table):
 
     def close(self) -> None:
         """Forget the file that was decoded last, and those that were fetched."""
-        self._kept, self._first = (-1, {}), {}
+        self._kept.clear()
+        self._bytes = 0
+        self._first = (-1, {})
         self._open.close()
-        self._inputs.close()
+        self.inputs.close()
 
 
 def _close(opened: tuple[IO[bytes], zipfile.ZipFile]) -> None:
     opened[1].close()
     opened[0].close()
+
+
+def _places_in(archive: zipfile.ZipFile) -> dict[str, tuple[int, int]]:
+    """The bytes of each array of a file, from where it begins to where the next one does."""
+    infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    ends = [*(info.header_offset for info in infos[1:]), archive.start_dir]
+    starts = zip(infos, ends, strict=False)
+    return {info.filename.removesuffix(".npy"): (info.header_offset, end) for info, end in starts}
 
 
 def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:

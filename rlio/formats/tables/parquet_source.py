@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
@@ -50,7 +51,7 @@ from rlio.formats.files.arrow_columns import (
 from rlio.formats.files.inputs import Failures, Guard, find_files, in_column
 from rlio.formats.files.json_files import parse_json
 from rlio.formats.files.parquet_files import ParquetFiles
-from rlio.formats.files.parquet_footer import Extension, registered_extensions
+from rlio.formats.files.parquet_footer import Extension, ForeignFile, registered_extensions
 from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
@@ -64,7 +65,7 @@ from rlio.schemas.leaves import RESERVED
 from rlio.schemas.schema import Schema
 from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
-from rlio.storage import InputFile, each_file
+from rlio.storage import InputFile, InputFiles, Span, each_file
 from rlio.storage.filesystem import StrPath
 from rlio.support.calls import closing_on_error
 from rlio.support.spaces import Spaces
@@ -174,7 +175,9 @@ class RowGroups:
         self.rows: list[int] = []
         self.sizes: list[int] = []
         #: For each row group: the names and types of its file's columns.
-        self.kinds: list[Hashable] = []
+        self.kinds: list[tuple[tuple[str, ...], Hashable]] = []
+        #: Of each row group: its first byte, and the one after its last, if it is read whole; otherwise 0, 0.
+        self._extents = array("q")
         #: Columns of lists that differ in length -> shape of an item, if it is stated.
         self.unequal: dict[str, tuple[int, ...]] = {}
         #: Those of them that a file states -> an array of no items.
@@ -185,7 +188,7 @@ class RowGroups:
     def index(self, failures: Failures) -> None:
         """Read the footers; ``failures`` handles files that cannot be opened."""
         self.failures: Failures = failures
-        self.places, self.rows, self.sizes, self.kinds = [], [], [], []
+        self.places, self.rows, self.sizes, self.kinds, self._extents = [], [], [], [], array("q")
         kinds: set[bool] = set()
         for number in each_file(self.files):
             try:
@@ -237,6 +240,7 @@ class RowGroups:
                 self.rows.append(info.num_rows)
                 self.sizes.append(max(info.total_byte_size, 1))
                 self.kinds.append(columns)
+                self._extents.extend(_extent(file, group))
                 self._compare_lengths(info, schema)
             first += info.num_rows
         if self._mapped:
@@ -290,11 +294,25 @@ class RowGroups:
         table = self._parquet.rows(number, index, start, stop, stored)
         return with_partitions(table, mine, stop - start) if mine else table
 
-    def expect(self, groups: Sequence[int], columns: frozenset[str] | None) -> None:
-        """State which groups of one file are read next."""
-        number = self.places[groups[0]][0]
-        with self.guarded(groups[0]):
-            self._parquet.expect(number, [self.places[group][1] for group in groups], columns)
+    @property
+    def inputs(self) -> InputFiles:
+        """What opens the files."""
+        return self._parquet.inputs
+
+    def open(self, group: int) -> None:
+        """Open the file of a group, so that its `spans` are known."""
+        with self.guarded(group):
+            self._parquet.file(self.places[group][0])
+
+    def spans(self, group: int, columns: frozenset[str] | None, rows: int | None = None) -> Iterator[Span]:
+        """The bytes of columns of a group (None: of all), or of its first rows, as far as they are known."""
+        number, index, _ = self.places[group]
+        start, stop = self._extents[2 * group : 2 * group + 2]
+        if start < stop and (columns is None or columns.issuperset(self.kinds[group][0])):
+            yield number, start, stop
+        else:
+            share = 1.0 if rows is None else rows / self.rows[group]
+            yield from self._parquet.spans(number, index, columns, share)
 
     def whole(self, group: int) -> Any:
         """The Arrow table of all rows of a group. The last one is kept."""
@@ -334,6 +352,13 @@ class RowGroups:
 
     def close(self) -> None:
         self._parquet.close()
+
+
+def _extent(file: ForeignFile, group: int) -> tuple[int, int]:
+    """See `RowGroups`."""
+    spans = sorted(file.spans(group, None))
+    is_whole = not file.reads_parts and all(before[1] == after[0] for before, after in pairwise(spans))
+    return (spans[0][0], spans[-1][1]) if spans and is_whole else (0, 0)
 
 
 def _stated_lists(metadata: Mapping[bytes, bytes], uri: str, limits: Limits) -> dict[str, tuple[int, ...]]:
@@ -396,9 +421,14 @@ class BatchRows:
     def count(self) -> int:
         return len(self.numbers)
 
-    def expect(self, indices: range) -> None:
+    @property
+    def inputs(self) -> InputFiles:
+        return self._groups.inputs
+
+    def spans(self, indices: range) -> Iterator[Span]:
         first, last = (bisect_right(self._ends, index) for index in (indices[0], indices[-1]))
-        self._groups.expect(range(first, last + 1), None)
+        for group in range(first, last + 1):
+            yield from self._groups.spans(group, None)
 
     def rows_of(self, index: int) -> int | None:
         return None
@@ -540,11 +570,19 @@ class StepRows(GroupFiles):
         with self._row_groups.guarded(group):
             return self._settled(found)
 
-    def expect(self, groups: range, columns: Sequence[str] | None) -> None:
+    @property
+    def inputs(self) -> InputFiles:
         """See `GroupFiles`."""
-        stored = self._stored_of(None if columns is None else self._stored(columns))[1]
-        numbers = dict.fromkeys(self._groups[group][0] for group in groups)
-        self._row_groups.expect([*numbers], stored)
+        return self._row_groups.inputs
+
+    def _open_group(self, group: int) -> None:
+        self._row_groups.open(self._groups[group][0])
+
+    def _spans(self, groups: range, columns: frozenset[str] | None) -> Iterator[Span]:
+        stored = self._stored_of(columns)[1]
+        rows = {number: stop for number, _, stop in (self._groups[group] for group in groups)}
+        for number, stop in rows.items():
+            yield from self._row_groups.spans(number, stored, stop)
 
     def _stored_of(
         self, columns: frozenset[str] | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rlio.formats.place import Place
 from rlio.formats.tables.parquet_source import RowGroups
 from rlio.formats.tables.table import Pieces
 from rlio.limits import Limits
+from rlio.storage import InputFiles
 from rlio.support.calls import closing_on_error
 
 __all__ = ["ParquetTable"]
@@ -33,6 +34,7 @@ class ParquetTable(Pieces):
     def __init__(self, place: Place, *, limits: Limits) -> None:
         super().__init__(place.uri, place.files, limits)
         self._groups = RowGroups(place.files, limits, None, refuse=True, mapped=True)
+        self.inputs: InputFiles | None = self._groups.inputs
         with closing_on_error(self._groups):
             self._groups.index(Failures("raise"))
             #: Of each file: the numbers of its row groups among all.
@@ -49,6 +51,11 @@ class ParquetTable(Pieces):
         rows = self._groups.rows[group]
         with self._groups.guarded(group):
             return self._groups.read(group, 0, rows, frozenset(names))
+
+    def places(self, file: int, piece: int, names: Collection[str]) -> Iterator[tuple[int, int]]:
+        """See `Pieces`."""
+        found = self._groups.spans(self._of_file[file][piece], frozenset(names))
+        yield from (span[1:] for span in found)
 
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """See `Pieces`."""

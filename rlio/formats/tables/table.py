@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -32,12 +32,22 @@ from rlio.formats.files.partitions import partitions_of, with_partitions
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
 
-__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "TableAround", "cut_text", "table_in_memory"]
+__all__ = [
+    "KEPT_BYTES",
+    "ArrayTable",
+    "Lists",
+    "Pieces",
+    "Rows",
+    "Table",
+    "TableAround",
+    "cut_text",
+    "table_in_memory",
+]
 
-# Bytes of decoded pieces that are kept: a table that has no more is decoded once.
-_KEPT_BYTES: Final = 256 << 20
+#: Bytes of decoded pieces, or files, that a table keeps: one that has no more is decoded once.
+KEPT_BYTES: Final = 256 << 20
 _PIECE_ROWS: Final = 16_384
 _OWN_LISTS: Final = (
     "the file itself says which rows have any number of items (HDF5 of variable length, the offsets of NPZ); "
@@ -93,8 +103,10 @@ class Table:
         of_episodes: Columns that have one value an episode, which `array` gives.
         together: Columns that the caller will read for the same rows; they are decoded at once.
         ragged: Columns whose cells are lists of any number of items -> an array of no such items.
+        inputs: The files whose bytes `spans` states; None: it states none.
     """
 
+    inputs: InputFiles | None = None
     continues: bool | None = None
     lengths: Sequence[int] | None = None
     #: Whether ``lengths`` are those of the mapping's episodes.
@@ -159,6 +171,10 @@ class Table:
             SchemaError: A column cannot become an array.
         """
         raise NotImplementedError
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterable[Span]:
+        """The bytes that `read` will fetch, about in this order, as far as they are known; see `inputs`."""
+        return ()
 
     def lists(self, rows: Rows, name: str) -> Any:
         """The cells of some rows of a column as `Lists`, which may differ in length; nested where it is.
@@ -395,6 +411,19 @@ class Pieces(Table):
         """Decode some columns of a piece as a table or record batch of Arrow."""
         raise NotImplementedError
 
+    def places(self, file: int, piece: int, names: Collection[str]) -> Iterable[tuple[int, int]]:
+        """The bytes ``[start, stop)`` of some columns of a piece; see `spans`."""
+        return ()
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
+        """See `Table`. Pieces that are kept are fetched no more."""
+        starts, asked = self._starts[rows.file], self._asked(names)
+        for piece in range(max(0, bisect_right(starts, rows.start) - 1), len(starts) - 1):
+            if starts[piece] >= rows.stop:
+                return
+            if (rows.file, piece, asked) not in self._kept:
+                yield from ((rows.file, *place) for place in self.places(rows.file, piece, asked))
+
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """Extension types of a file's columns."""
         return {}
@@ -450,7 +479,7 @@ class Pieces(Table):
 
     def piece(self, file: int, piece: int, names: Collection[str]) -> Any:
         """A piece with some columns, as a table or record batch; the last ones are kept, see `Pieces`."""
-        asked = self.together if self.together.issuperset(names) else frozenset(names)
+        asked = self._asked(names)
         key = (file, piece, asked)
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -458,9 +487,13 @@ class Pieces(Table):
         table = self._decoded_piece(file, piece, asked)
         self._kept[key] = table
         self._bytes += table.get_total_buffer_size()
-        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+        while self._bytes > KEPT_BYTES and len(self._kept) > 1:
             self._bytes -= self._kept.popitem(last=False)[1].get_total_buffer_size()
         return table
+
+    def _asked(self, names: Collection[str]) -> frozenset[str]:
+        """The columns that are decoded where some are needed."""
+        return self.together if self.together.issuperset(names) else frozenset(names)
 
     def _decoded_piece(self, file: int, piece: int, names: frozenset[str]) -> Any:
         stated = self.partitions[file] if self.files else {}

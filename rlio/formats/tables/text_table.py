@@ -75,6 +75,9 @@ class TextTable(Pieces):
         super().__init__(place.uri, place.files, limits)
         self.limits: Limits = limits
         self._inputs = InputFiles(place.files)
+        # A compressed file is inflated from its beginning, whatever is read of it.
+        if not any(map(self._is_packed, range(len(place.files)))):
+            self.inputs: InputFiles | None = self._inputs
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         #: Of each file: where each block begins, and its bytes.
         self._blocks: list[list[tuple[int, int]]] = []
@@ -152,6 +155,11 @@ class TextTable(Pieces):
             self.allowance.piece().spend(_PARSED * size)
             stream.seek(start)
             return self.parse(stream.read(size), file, names, schema or self._schema)
+
+    def places(self, file: int, piece: int, names: Collection[str]) -> Iterator[tuple[int, int]]:
+        """See `Pieces`."""
+        start, size = self._blocks[file][piece]
+        yield start, start + size
 
     def _is_packed(self, file: int) -> bool:
         return self.files[file].path.lower().endswith(".gz")
