@@ -179,6 +179,10 @@ TAKEN: dict[str, list[Batch]] = {
         joined(*(episode(i) for i in range(50))),
         episode(30, 3, first=5),
     ],
+    "the ends of several, then their first rows": [
+        joined(*(episode(i, 3, first=2) for i in (7, 8))),
+        joined(*(episode(i, 2, ends=False) for i in (7, 8))),
+    ],
     "many episodes at once": [joined(*(episode(100 * i + j) for j in range(50))) for i in range(3)],
 }
 
@@ -274,7 +278,7 @@ def test_an_episode_in_too_many_parts_is_left_to_verify() -> None:
             writer.write(rows[order[i : i + 20]])
         (known,) = writer._episodes._known.values()
         assert known is None
-        for later in (3, 0):
+        for later in (0, 3):
             writer.write(joined(episode(8 + later), episode(7, 2, first=later)))
 
 
