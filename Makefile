@@ -1,7 +1,7 @@
 # Two commands do everything, from nothing but Python >= 3.11, make and a network:
 #   make demo    sets up .venv and runs the main job: record, train offline, mix with live
 #   make test    sets up .venv, then lint and the tests, in minutes
-#   make test-all   the further seeds, servers and permutations that `make test` leaves out
+#   make test-all   the long tests, further seeds, servers and permutations that `make test` leaves out
 #   make test-lowest   sets up .venv-lowest, the oldest versions that pyproject.toml allows, then the main tests
 
 # The Python that .venv is made from; once .venv exists, it stays as it is.
@@ -41,7 +41,7 @@ LOWEST := public_names ragged infos videos structured_rows dates mapping_doubts 
 help:
 	@echo "make demo     set up, then record CartPole, train from the record, mix it with live experience"
 	@echo "make test     set up, then lint and the tests"
-	@echo "make test-all the further seeds, servers and permutations of these tests"
+	@echo "make test-all the long tests, and further seeds, servers and permutations of these"
 	@echo "make test-lowest   the main tests, with the oldest versions that pyproject.toml allows, and RLlib"
 	@echo "make test-integrations   what other libraries say of the files that rlio writes"
 	@echo "make soak     the tests that run for minutes or hours"

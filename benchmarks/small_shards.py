@@ -1,6 +1,6 @@
 """What small shards cost, beside pyarrow on the same files: a part of ``python -m benchmarks.scaling``.
 
-``python -m benchmarks.small_shards 20000`` measures the first batches alone, of so many shards.
+``python -m benchmarks.small_shards 20000`` measures what has no epoch, of so many shards.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def main(shards: int) -> None:
-    """Show what the first shuffled batches of so many shards cost."""
+    """Show what the first shuffled batches of so many shards cost, and `verify` and `compact`."""
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder) / "root", shards, 5)
-        found = measure(str(Path(folder) / "root"), 2, ("pyarrow", "stored", "shuffled"))
+        found = measure(str(Path(folder) / "root"), 2, ("pyarrow", "stored", "shuffled", "verify", "compact"))
     for name, values in found.items():
         beside = values["cpu"] / found["pyarrow"]["cpu"]
         sys.stdout.write(f"{WORK[name]}: {1e3 * values['cpu'] / shards:.2f} ms a shard, {beside:.2f}x\n")

@@ -49,7 +49,7 @@ from rlio.schemas.observations import MISSING, STORED, SplitStack, own_rows, res
 from rlio.schemas.parquet import GroupInfo
 from rlio.schemas.parquet_metadata import MAGIC, read_footer
 from rlio.schemas.parquet_statistics import Bounds, bounded_columns, read_bounds
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.streams import Streams
 from rlio.schemas.text_columns import check_nested, check_texts
 from rlio.schemas.zstd_frames import inflate
@@ -122,6 +122,11 @@ def _checked_provenance(text: bytes, limits: Limits) -> bytes:
     limits.check_json(text, "a provenance")
     json.loads(text)
     return text
+
+
+@lru_cache(maxsize=32)
+def _canonical(text: bytes) -> str:
+    return canonical_json(json.loads(text))
 
 
 def _reader(source: Any, *, texts: list[str], metadata: Any = None) -> Any:
@@ -274,6 +279,11 @@ class ShardFile:
         found: dict[str, Any] = json.loads(self._provenance)
         return found
 
+    @property
+    def provenance_text(self) -> str:
+        """The JSON text of `provenance`, the same however it was written."""
+        return _canonical(self._provenance)
+
     @cached_property
     def _bounds(self) -> list[Mapping[str, Bounds]]:
         return read_bounds(self._metadata, self.schema, self._form.bounded)
@@ -330,9 +340,14 @@ class ShardFile:
         return self._form if self._form.is_plain and self._reader is not None else None
 
     @property
+    def held(self) -> bytes:
+        """All bytes of a small shard, which came with its footer, until they are decoded; else none."""
+        return self._whole or b""
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the shard that this object keeps until they are decoded."""
-        return len(self._whole or b"")
+        return len(self.held)
 
     @staticmethod
     def read_joined(files: Sequence[ShardFile], *, columns: Sequence[str] | None = None) -> DecodedGroup:

@@ -21,6 +21,8 @@ import typer.testing
 from fsspec.implementations.memory import MemoryFileSystem
 from further import leave_permutations
 
+from rlio.writer import _written_writers
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # A garbage collection in a forked child would look at all that the tests hold, and so copy its pages.
@@ -158,6 +160,15 @@ def _memory_forgets(request: pytest.FixtureRequest) -> Iterator[None]:
         for path in MemoryFileSystem.store.keys() - objects:
             del MemoryFileSystem.store[path]
         MemoryFileSystem.pseudo_dirs[:] = folders
+
+
+@pytest.fixture(autouse=True)
+def _writers_end(_memory_forgets: None) -> Iterator[None]:
+    """Close the writers with rows that a test left open: if their store fails, they log into later tests."""
+    before = set(_written_writers)
+    yield
+    for writer in _written_writers - before:
+        writer.close()
 
 
 @pytest.fixture(scope="session")

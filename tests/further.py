@@ -1,4 +1,7 @@
-"""What `make test` leaves to `make test-all`: more seeds, servers and permutations of the same test."""
+"""What `make test` leaves to `make test-all`: more seeds, servers and permutations of the same test.
+
+Tests that take long have the mark ``further``, too.
+"""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ def test_outputs_are_those_of_torch_for_any_layout_of_the_observations() -> None
     assert agrees(without_bias, obs)
 
 
+@pytest.mark.further
 def test_arrays_follow_whatever_happens_to_the_parameters() -> None:
     module, obs = network(), rows()
     assert agrees(module, obs)

@@ -48,6 +48,7 @@ def test_rows_count_by_their_weights() -> None:
     assert np.isclose(*losses, atol=1e-6)
 
 
+@pytest.mark.further
 def test_it_finds_a_continuous_policy_and_its_spread() -> None:
     rng = np.random.default_rng(0)
     obs = observations(4000)

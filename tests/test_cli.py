@@ -58,11 +58,12 @@ def test_the_version_is_an_option() -> None:
     assert (shown.exit_code, shown.output) == (0, f"rlio {rlio.__version__}\n")
 
 
-def test_the_help_imports_neither_arrays_nor_tables() -> None:
+@pytest.mark.parametrize("arguments", [("--help",), ("info", "--help"), ("convert", "--help")], ids=" ".join)
+def test_the_help_imports_neither_arrays_nor_tables(arguments: tuple[str, ...]) -> None:
     """So that it takes little more time than the import of its library."""
-    heavy = ("numpy", "pyarrow", "torch", "gymnasium", "fsspec", "pandas", "h5py", "rich", "tqdm")
+    heavy = ("numpy", "pyarrow", "torch", "gymnasium", "fsspec", "pandas", "h5py", "rich", "tqdm", "pydantic")
     code = (
-        "import sys; from rlio.cli.main import app; sys.argv = ['rlio', '--help']\n"
+        f"import sys; from rlio.cli.main import app; sys.argv = ['rlio', *{arguments}]\n"
         "try: app()\n"
         f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )

@@ -27,6 +27,7 @@ def ports_open_to_the_network() -> set[int]:
     return found
 
 
+@pytest.mark.further
 def test_tasks_run_in_other_processes_and_import_what_the_tests_define() -> None:
     assert ray.get(ray.remote(own_process).remote()) != os.getpid()
 

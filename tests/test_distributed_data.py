@@ -131,6 +131,7 @@ def _sorted(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values[order] for name, values in columns.items()}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "name", ["with_types", *further("cartpole_like", "sequences", "cheetah", "frames", "alike")]
 )
@@ -250,6 +251,7 @@ def kill_once(flag: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.further
 def test_a_task_that_is_killed_while_it_writes_loses_and_repeats_nothing(root: str, tmp_path: Path) -> None:
     several("cheetah", root, writers=1)
     flag = tmp_path / "killed"

@@ -87,6 +87,7 @@ def test_only_the_ready_ones_are_stepped_and_the_slow_one_keeps_its_action(
     assert step.obs[1][:4].tolist() == [1, first[1][1], first[1][2], 1]
 
 
+@pytest.mark.further
 def test_an_exception_says_which_environment_episode_and_seed(shared: ProcessStepper) -> None:
     shared.reset(seeds=EpisodeSeeds(7, num_envs=3))
     shared.envs.set_attr("fault", [None, None, "raise"])
@@ -126,6 +127,7 @@ def test_what_is_asked_meanwhile_loses_no_step(shared: ProcessStepper, tmp_path:
         shared.envs.get_attr("nonsense")
 
 
+@pytest.mark.further
 def test_an_actor_that_is_killed_or_hangs_is_an_error_without_restarts_and_a_reset_replaces_it(
     shared: ProcessStepper,
 ) -> None:

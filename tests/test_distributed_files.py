@@ -85,6 +85,7 @@ def test_a_table_in_memory_is_kept_once_and_read_in_parts() -> None:
     assert rows["eps_id"].tolist() == [number // 10 for number in range(40)]
 
 
+@pytest.mark.further
 def test_damaged_rows_raise_in_a_task_or_are_left_out(roots: dict[str, Path], tmp_path: Path) -> None:
     rlio.convert(roots["rlio"], tmp_path / "damaged", to="minari")
     with h5py.File(tmp_path / "damaged/data/main_data.hdf5", "r+") as file:

@@ -75,6 +75,7 @@ def served(batch: Any) -> MultiAgentBatch:
     return SERVED[-1]
 
 
+@pytest.mark.further
 def test_a_batch_joins_the_rows_of_each_policy_and_counts_steps_of_environments(pair: WorkerGroup) -> None:
     batch = served(pair.sample())
     assert sorted(batch) == ["even", "odd"]

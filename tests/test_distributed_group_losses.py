@@ -204,6 +204,7 @@ def test_statistics_of_all_workers_are_put_together_each_observation_once(
     assert workers.foreach_worker(observations) == [joint.n] * 2
 
 
+@pytest.mark.further
 def test_who_takes_anothers_place_begins_with_weights_and_filters_and_others_go_on_meanwhile(
     group: tuple[WorkerGroup, Path],
 ) -> None:
@@ -248,6 +249,7 @@ def test_what_had_come_is_served_though_its_worker_died_since(group: tuple[Worke
     assert workers.losses[-1].requests == 0
 
 
+@pytest.mark.further
 def test_a_worker_that_hangs_is_replaced(group: tuple[WorkerGroup, Path]) -> None:
     workers, folder = group
     settle(workers)

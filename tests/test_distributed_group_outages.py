@@ -116,6 +116,7 @@ def test_rows_not_in_the_data_set_are_counted_and_a_lost_log_is_recovered_before
     check_nothing_missing(rows_of(root))
 
 
+@pytest.mark.further
 def test_rows_of_fragments_that_were_not_taken_are_published_when_the_group_is_closed(tmp_path: Path) -> None:
     root = str(tmp_path / "rows")
     with WorkerGroup(
@@ -219,6 +220,7 @@ def published(
         yield group, folder, []
 
 
+@pytest.mark.further
 def test_a_batch_that_could_not_be_published_is_an_error_and_comes_once_it_is(
     published: tuple[WorkerGroup, Path, list[Any]],
 ) -> None:

@@ -330,6 +330,7 @@ def test_what_cannot_be_asked_leaves_no_answer_behind() -> None:
     stepper.close()
 
 
+@pytest.mark.further
 def test_what_hangs_is_not_waited_for_when_others_are_asked() -> None:
     def wait(env: Echo) -> None:
         if env.index == 1:

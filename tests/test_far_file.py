@@ -270,6 +270,7 @@ def test_files_of_one_connection_are_read_by_the_filesystem() -> None:
     assert Clients(memory, timeout=None).at_once == 1
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_file_that_is_left_in_the_middle_keeps_no_thread_and_no_plan(
     closes: bool, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_a_filter_that_is_no_text_and_no_function_is_refused(root: str) -> None:
         rlio.read(root, filter=3, epochs=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.further
 def test_a_conversion_knows_a_function_by_its_name_in_each_process(root: str) -> None:
     text = f"""
 from rlio.conversion.episodes import open_episodes

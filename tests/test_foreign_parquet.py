@@ -607,6 +607,7 @@ def test_flipped_bytes_outside_of_the_footer_raise_the_typed_error_or_change_val
         assert sum(map(len, reader)) == 20 - 10 * reader.skipped
 
 
+@pytest.mark.further
 def test_text_that_multiplies_is_refused_before_it_fills_memory(tmp_path: Path) -> None:
     """A dictionary of one long text, and a number a row: some kilobytes that spell out gigabytes."""
     rows = 100_000

@@ -107,7 +107,7 @@ def test_attempts_are_counted_by_shard_and_forgotten_when_asked(monkeypatch: pyt
 def test_a_second_shard_may_be_gone_when_the_data_is_listed_again(
     shuffle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlio.source.span_reader._RUN_ROWS", LOST)  # Or all of them are read ahead.
+    monkeypatch.setattr("rlio.source.together.RUN_ROWS", LOST)  # Or all of them are read ahead.
     rows = 20 * LOST
     uri = store(numbered(rows), roll=Roll(max_rows=LOST, max_seconds=None))
     hidden = Hidden(monkeypatch, attempts=0)

@@ -122,6 +122,7 @@ def test_no_flipped_bit_gives_a_wrong_row_to_a_reader(kind: str, count: int) -> 
     assert served > count * len(expected(kind)) / 4
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_shard_cut_at_any_byte_serves_nothing(kind: str) -> None:
     """The listing sees it by its size. The decoders see it as well, where no size is known."""

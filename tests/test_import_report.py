@@ -325,6 +325,7 @@ def written(*now: str, without: tuple[str, ...] = ()) -> list[Any]:
     return [*now, *further(*sorted(names - {*now}))]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("to", written("d4rl"))
 def test_defects_are_found_in_every_format_that_is_written(to: str, tmp_path: Path) -> None:
     clean = in_format(to, copies(), tmp_path / "clean")

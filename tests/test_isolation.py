@@ -181,6 +181,7 @@ class Progress:
         self.seen.append((rows, episodes))
 
 
+@pytest.mark.further
 def test_an_isolated_conversion_reports_what_one_in_process_does(tmp_path: Path) -> None:
     reports, seen = [], []
     for isolated in (False, True):

@@ -176,6 +176,7 @@ def _run_all(root: Path, *, processes: int, shards: int, threads: int, readers: 
     assert sum(map(len, list_shards(Storage.open(data)).shards.values())) <= len(written)
 
 
+@pytest.mark.further
 @needs_fork
 def test_every_reader_sees_each_row_once_while_all_others_work(tmp_path: Path) -> None:
     """Writers, beside 2 compactors, readers that restart, a trimmer and gc."""

@@ -76,6 +76,7 @@ def _check(root: str, options: dict[str, Any]) -> None:
     assert all(name.startswith("w00001-") for name in ids)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("spool", ["auto", *further(None)])
 def test_16_writers_of_one_worker_index_that_begin_together_lose_nothing_on_a_disk(
     tmp_path: Path, spool: Any

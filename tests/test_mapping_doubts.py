@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -685,6 +686,30 @@ def test_infos_that_became_columns_may_lack_a_time_limit(tmp_path: Path) -> None
         found = rows_of(source, terminated="done", truncated="info.TimeLimit.truncated")
         assert np.flatnonzero(found["truncateds"]).tolist() == [2]
         assert np.flatnonzero(found["terminateds"]).tolist() == [4]
+
+
+@pytest.mark.parametrize("write", [json.dumps, repr, *further(lambda info: json.dumps(info, indent=1))])
+@pytest.mark.parametrize("above", ["info", *further("info.final_info")])
+def test_a_time_limit_in_infos_that_are_texts_is_no_terminal_state(
+    write: Callable[[Any], str], above: str, tmp_path: Path
+) -> None:
+    """pandas writes infos so into CSV. A mapping that named the flag found it in no row, and said nothing."""
+    cut: Any = {"x": "é", "TimeLimit.truncated": True}
+    infos = [cut if above == "info" else {"final_info": cut}, {"TimeLimit.truncated": False}, {}]
+    rows = {"x": np.arange(6.0), "a": np.arange(6), "done": np.arange(6) % 2 == 1}
+    texts = [write(infos[0 if n == 3 else 1 if n == 1 else 2]) for n in range(6)]
+    frame = pd.DataFrame({**rows, "info": texts})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.assign(info=frame["info"].astype("category")).to_parquet(tmp_path / "categories.parquet")
+    frame.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    files = ("a.csv", "a.parquet", "categories.parquet", "a.jsonl")
+    for source in (frame, {**rows, "info": np.array(texts)}, *(tmp_path / file for file in files)):
+        assert "row 3: 'info" in (text := message_of(source, terminated="done"))
+        assert "which the mapping does not name, says that a time limit ended the episode" in text
+        found = rows_of(source, terminated="done", truncated=f"{above}.TimeLimit.truncated")
+        assert np.flatnonzero(found["truncateds"]).tolist() == [3]
+        assert np.flatnonzero(found["terminateds"]).tolist() == [1, 5]
 
 
 # ---- rows that are missing, twice, or without an action ----

@@ -86,6 +86,7 @@ class Cautious(rlio.RandomPolicy):
         return survivor().log_probabilities(np.asarray(obs), np.asarray(actions))
 
 
+@pytest.mark.further
 def test_intervals_that_are_called_reliable_hold_the_truth_and_those_that_miss_it_are_not() -> None:
     found: list[Found] = []
     for strength in (0.5, 1.0):

@@ -483,6 +483,7 @@ def test_a_policy_is_judged_with_its_own_probabilities_and_those_of_random_actio
     np.testing.assert_allclose(np.sort(greedy), np.tile([0.1, 0.1, 0.8], (50, 1)), atol=1e-6)
 
 
+@pytest.mark.further
 def test_the_direct_method_needs_no_probabilities_and_finds_new_obs_itself() -> None:
     batch = CHAIN.simulate(200, seed=0)
     kept = SampleBatch(
@@ -491,6 +492,7 @@ def test_the_direct_method_needs_no_probabilities_and_finds_new_obs_itself() -> 
     assert value_of(kept, "dm", q_model=FIT) == pytest.approx(value_of(batch, "dm", q_model=FIT), abs=0.02)
 
 
+@pytest.mark.further
 def test_a_truncated_episode_goes_on_in_a_model() -> None:
     """Reward 1 a step for ever, cut after five steps: worth 1 / (1 - 0.8), and not what was seen of it."""
     rows = 500

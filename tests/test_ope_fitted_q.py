@@ -103,6 +103,7 @@ class Regulator:
         )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_continuous_actions_within_a_tenth_of_the_value(seeds: int) -> None:
     """What RLlib's model cannot do: of each seed; and on average within 4 %."""

@@ -57,6 +57,7 @@ def test_a_writer_that_took_no_rows_leaves_no_trace(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["_rlio.json"]
 
 
+@pytest.mark.further
 @pytest.mark.xdist_group("s3")
 @pytest.mark.parametrize("spool", ["spool=None", *further("sync='never'")])
 def test_a_writer_on_s3_that_is_left_open_stores_its_rows_when_the_interpreter_ends(

@@ -248,7 +248,7 @@ def test_a_data_set_that_is_damaged_throughout_ends_instead_of_turning_for_ever(
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_store_that_fails_is_no_damage(on_error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlio.source.span_reader._RUN_ROWS", 1)  # Otherwise all are read at once.
+    monkeypatch.setattr("rlio.source.span_reader.RUN_ROWS", 1)  # Otherwise all are read at once.
     with group_bytes(200):
         root = store(numbered(60))
     with DatasetReader(root, epochs=1, batch_size=5, on_error=on_error) as reader:

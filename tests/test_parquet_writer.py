@@ -31,6 +31,7 @@ from rlio.errors import (
 )
 from rlio.schemas.provenance import Provenance
 from rlio.testing import WriterTests
+from rlio.writer import _written_writers
 
 
 class TestParquetWriter(WriterTests):
@@ -361,6 +362,7 @@ def test_rows_that_could_not_be_encoded_are_an_error_of_every_later_call(
         with pytest.raises(MemoryError, match="no room"):
             act()
     assert not files(root)
+    _written_writers.remove(writer)  # Nothing can close it.
 
 
 def test_an_unknown_scheme_is_named() -> None:
@@ -455,6 +457,8 @@ def test_an_exception_in_the_block_is_never_replaced(failing: str) -> None:
         Failing.down = True
         raise KeyError("mine")
     assert "PublishError" in "".join(caught.value.__notes__)
+    Failing.down = False
+    writer.close()
 
 
 def test_a_closed_writer_is_closed() -> None:

@@ -224,6 +224,7 @@ def train(policy: ActorCritic, iterations: int, **options: Any) -> float:
     return evaluate(policy, "CartPole-v1", episodes=5, seed=9).mean
 
 
+@pytest.mark.further
 def test_an_actor_critic_learns_cartpole_by_minibatches() -> None:
     policy = ActorCritic(learning_rate=3e-3, entropy_coeff=0.01)
     # A random policy earns 20; this one 400 and more.

@@ -23,6 +23,7 @@ from rlio.log.spool import LogFolder, Spool
 from rlio.log.wal import Frame
 from rlio.schemas.schema import Schema
 from rlio.storage.filesystem import Storage
+from rlio.writer import _written_writers
 
 _SCHEMA = Schema.of(SampleBatch(t=np.arange(3)))
 
@@ -319,6 +320,7 @@ def test_a_thread_that_dies_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.
         for act in (writer.flush, writer.flush):
             with pytest.raises(PublishError, match=r"has died.*planted"):
                 act()
+    _written_writers.remove(writer)  # Nothing can close it.
 
 
 def test_a_schema_of_logged_rows_is_stored_before_the_first_shard_is_made(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_rows_without_an_owner_stay_unless_all_are_stored(log: Path, tmp_path: P
     assert len(_segments(root)) == 3
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("sizes", [20, *further(60)])
 def test_a_log_that_ends_at_any_byte_gives_the_rows_before_it(log: Path, tmp_path: Path, sizes: int) -> None:
     last = _segments(log)[-1]
@@ -536,6 +537,7 @@ def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
     assert files_of(tmp_path / "crashed") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("kind", "batches"),
     [

@@ -138,6 +138,7 @@ def test_a_cache_that_may_not_be_written_is_an_error_that_names_it(
     assert wait_for(fork(child)) == 0
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seed", [0, *further(1, 2, 3, 4, 5)])
 def test_an_extension_that_is_killed_anywhere_costs_nobody_a_row(
     tmp_path: Path, cache: Path, seed: int

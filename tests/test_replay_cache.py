@@ -543,6 +543,7 @@ def build_for_ever(path: str) -> None:
             extend(opened, 200_000)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kills", [5, *further(12)])
 def test_a_build_that_is_killed_at_any_moment_leaves_a_whole_store_or_none(
     tmp_path: Path, kills: int

@@ -117,6 +117,7 @@ def test_no_sample_is_wrong(
     raise AssertionError(f"only {seen} samples")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("part", [12, *further(1)], ids=_part)
 @pytest.mark.parametrize(("where", "options", "samples"), STACKS, ids=str)
 def test_no_stack_of_frames_is_wrong(

@@ -66,6 +66,7 @@ def store(world: World, request: pytest.FixtureRequest) -> ReplayStore:
 # ---- uniform ----
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "options",
     [
@@ -122,6 +123,7 @@ def test_uniform_draws_of_a_live_store_take_what_there_is_equally_often() -> Non
 # ---- epochs ----
 
 
+@pytest.mark.further
 def test_any_row_may_come_first_and_any_row_may_come_anywhere(world: World) -> None:
     """Over the epochs of one seed, by unit and position; units few enough for each cell to have some."""
     with ReplayStore.open(world.root) as store:

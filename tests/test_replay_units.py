@@ -141,6 +141,7 @@ def check_definition(store: ReplayStore, options: dict[str, Any]) -> None:
         assert drawn[name][begin].tolist() == recorded[name].tolist(), options
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seeds", [range(2), *further(range(2, 16))])
 def test_units_that_are_kept_up_are_those_of_a_store_that_looks_at_all_its_rows(seeds: range) -> None:
     for seed in seeds:

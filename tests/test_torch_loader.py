@@ -545,6 +545,7 @@ class TestRealWorkers:
             found += list(loader)
         assert found == read(folder, batch_size=8, epochs=1)
 
+    @pytest.mark.further
     def test_closing_ends_the_workers(self, folder: str) -> None:
         loader = ReplayDataset(folder, batch_size=4).loader(num_workers=2)
         next(loader)

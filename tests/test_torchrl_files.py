@@ -147,6 +147,7 @@ def change(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
+@pytest.mark.further
 def test_every_file_that_is_cut_or_absent_is_an_error_that_names_it(tmp_path: Path) -> None:
     for name in ("ring", "woven", "tensors"):
         for file in sorted((GOLDEN / name).rglob("*")):

@@ -174,6 +174,7 @@ def test_weights_of_some_policies_are_set_and_recorded_with_their_version() -> N
         assert set(batch["even"]["weights_seq_no"]) == {0}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("swappable", [False, True])
 def test_policies_that_do_not_fit_into_memory_act_and_learn_all_the_same(swappable: bool) -> None:
     """Row "policy map capacity, policy_states_are_swappable" of 2.1."""

@@ -192,6 +192,7 @@ def test_a_schema_whose_footer_readers_would_refuse_is_refused() -> None:
     refused(MultiAgentBatch({"p" * 600: part}, 1), "an id has at most 512 characters")
 
 
+@pytest.mark.further
 def test_long_names_count_towards_the_footer_of_a_shard() -> None:
     batch = SampleBatch({"x" * 800_000: np.zeros((2, 4 * MIB), np.uint8)})
     root = fresh_root()

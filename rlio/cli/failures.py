@@ -85,6 +85,13 @@ class Group(TyperGroup):
         context.meta[_ARGUMENTS] = given
         return context
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Say that ``--help`` is off by default: Typer imports Pydantic to convert a flag that is None."""
+        option = super().get_help_option(ctx)
+        if option is not None and not option.default:
+            option.default = False
+        return option
+
     def invoke(self, ctx: Any) -> Any:
         """Find, parse and run the command."""
         with _usage_as_json(ctx.meta[_ARGUMENTS]):

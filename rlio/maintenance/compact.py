@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate, groupby
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate, chain, groupby, islice
+from typing import Any, Final, Literal, NamedTuple
 
 from rlio.catalog.listing import Segment, list_shards
 from rlio.catalog.names import parse_trim, writer_dir
@@ -32,8 +32,8 @@ from rlio.maintenance.compaction import (
     CompactReport,
     Identity,
     Options,
+    Source,
     check_parquet,
-    identities,
     identity,
     is_by_row,
     merged,
@@ -42,7 +42,9 @@ from rlio.maintenance.compaction import (
 from rlio.opening import require_header
 from rlio.schemas.parquet import Compression
 from rlio.source.shards import ParquetShard
+from rlio.source.together import MOST_OPEN
 from rlio.storage.filesystem import Storage
+from rlio.storage.parallel import each
 from rlio.support.progress import Progress, silent
 
 __all__ = ["compact"]
@@ -124,6 +126,40 @@ def compact(
     return _InPlace(storage, options).run()
 
 
+class _Placed(NamedTuple):
+    """An open shard and its place.
+
+    Attributes:
+        run: Number of the run that it belongs to.
+        shared: What it shares with the shards of the run.
+        live: Its first live row.
+        segment: Its rows, from the first on at which it can be cut.
+        shard: The shard; None: it has been closed.
+    """
+
+    run: int
+    shared: Identity
+    live: int
+    segment: Segment
+    shard: ParquetShard | None
+
+
+class _Run(NamedTuple):
+    """Shards to merge.
+
+    Attributes:
+        shared: What they share.
+        live: The first live row.
+        first: The first of them, from the row on at which it can be cut.
+        sources: All of them; they are opened as they are taken.
+    """
+
+    shared: Identity
+    live: int
+    first: Segment
+    sources: Iterable[Source]
+
+
 class _InPlace:
     """Compaction within a root."""
 
@@ -167,9 +203,8 @@ class _InPlace:
                     _candidates(list_shards(self._storage).cover(writer).segments, self._options)
                 )
             try:
-                for shared, live, run in self._runs(candidates):
-                    self._compact_run(run, live, shared.provenance)
-                    advance(size_of(run))
+                for run in self._runs(candidates):
+                    advance(self._compact_run(run))
                 return
             except DataNotFound as error:
                 # Another process compacted or trimmed, and old shards are gone: list again what remains.
@@ -177,75 +212,78 @@ class _InPlace:
                 if attempt + 1 == _ATTEMPTS:
                     raise
 
-    def _runs(self, candidates: list[list[Segment]]) -> Iterator[tuple[Identity, int, list[Segment]]]:
-        """Yield runs of shards with the same schema and provenance, each with its first live row."""
+    def _runs(self, candidates: list[list[Segment]]) -> Iterator[_Run]:
+        """Yield runs of shards with the same schema and provenance; each is opened when it is read."""
+        least = self._options.min_shards
         for segments in candidates:
-            known = self._identified(segments)
-            for shared, same in groupby(segments, known.get):
-                if shared is not None:
-                    for live, part in self._whole_parts(list(same)):
-                        if len(part) >= self._options.min_shards:
-                            yield shared, live, part
+            for _, same in groupby(self._placed(segments), lambda placed: placed.run):
+                # Those that are looked at before the run is worth merging are opened again if they are many.
+                begin = [
+                    placed if number < MOST_OPEN else placed._replace(shard=None)
+                    for number, placed in enumerate(islice(same, least))
+                ]
+                if len(begin) == least:
+                    sources = (Source(placed.segment, placed.shard) for placed in chain(begin, same))
+                    yield _Run(begin[0].shared, begin[0].live, begin[0].segment, sources)
 
-    def _whole_parts(self, segments: list[Segment]) -> Iterator[tuple[int, list[Segment]]]:
-        """Split a run before each shard that cannot be cut at its first live row: (first live row, part).
+    def _placed(self, segments: list[Segment]) -> Iterator[_Placed]:
+        """Open segments in order, and say to which run each belongs.
 
-        Takes such a shard from an earlier row on, at which it can be cut.
+        A run ends before a shard with another identity, and before one that cannot be cut at its first live
+        row, which is then taken from an earlier row on, at which it can be cut.
         """
-        live, part = 0, list[Segment]()
-        for segment in segments:
-            cut = self._cut_of(segment) if segment.skip else 0
-            if part and cut != segment.skip:
-                yield live, part
-                part = []
-            if not part:
-                live = segment.first
+        run, before = 0, None
+        for segment, shard in self._opened(segments):
+            if shard is None:
+                before = None
+                continue
+            shared, cut = identity(shard), _cut_of(shard, segment)
+            live = segment.first
+            if shared != before or cut != segment.skip:
+                run += 1
                 segment = Segment(segment.ref, cut, segment.rows + segment.skip - cut)
-            part.append(segment)
-        if part:
-            yield live, part
+            before = shared
+            yield _Placed(run, shared, live, segment, shard)
 
-    def _cut_of(self, segment: Segment) -> int:
-        """Return the last row, up to the first live one, where a shard can be cut without decoding it."""
-        shard = ParquetShard(self._storage, segment.ref)
-        if is_by_row(shard.schema):
-            return segment.skip
-        ends = [0, *accumulate(shard.rows)]
-        return max(end for end in ends if end <= segment.skip)
+    def _opened(self, segments: list[Segment]) -> Iterator[tuple[Segment, ParquetShard | None]]:
+        """Open segments in order; with ``on_error="skip"``, None for a damaged one."""
 
-    def _identified(self, segments: list[Segment]) -> dict[Segment, Identity]:
-        """Return the identity of each segment; with ``on_error="skip"``, leaves out damaged ones."""
-        try:
-            return identities(self._storage, segments)
-        except CorruptData:
-            if self._options.on_error == "raise":
-                raise
-        found = {}
-        for segment in segments:
+        def opened(segment: Segment) -> ParquetShard | CorruptData:
             try:
-                found[segment] = identity(self._storage, segment)
+                return ParquetShard(self._storage, segment.ref)
             except CorruptData as error:
-                self._skip(error)
-        return found
+                if self._options.on_error == "raise":
+                    raise
+                return error
 
-    def _compact_run(self, run: list[Segment], live: int, provenance: str) -> None:
-        writer = run[0].ref.writer
+        for segment, shard in zip(segments, each(self._storage, opened, segments), strict=True):
+            if isinstance(shard, CorruptData):
+                self._skip(shard)
+                yield segment, None
+            else:
+                yield segment, shard
+
+    def _compact_run(self, run: _Run) -> int:
+        """Merge a run. Returns the bytes of its shards; 0 if it is left unchanged."""
+        writer = run.first.ref.writer
         try:
             done = merged(
                 self._storage,
-                run,
+                run.sources,
                 self._storage,
                 writer,
                 self._options,
-                first=run[0].first,
-                provenance=provenance,
-                before=lambda: self._check_trim(writer, live),
+                first=run.first.first,
+                provenance=run.shared.provenance,
+                before=lambda: self._check_trim(writer, run.live),
             )
-            self._done.append(done)
         except CorruptData as error:
             if self._options.on_error == "raise":
                 raise
             self._skip(error)
+            return 0
+        self._done.append(done)
+        return done.bytes_before
 
     def _skip(self, error: CorruptData) -> None:
         if str(error) not in self._skipped:
@@ -267,9 +305,16 @@ class _InPlace:
             )
 
 
+def _cut_of(shard: ParquetShard, segment: Segment) -> int:
+    """Return the last row, up to the first live one, where a shard can be cut without decoding it."""
+    if is_by_row(shard.schema):
+        return segment.skip
+    return max(end for end in accumulate(shard.rows, initial=0) if end <= segment.skip)
+
+
 def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segment]]:
     """Yield runs of small shards without a gap, each of at most ``max_bytes``, by their names only."""
-    run: list[Segment] = []
+    run, size = list[Segment](), 0
     for index, segment in enumerate(segments):
         before = segments[index - 1] if index else None
         after = segments[index + 1] if index + 1 < len(segments) else None
@@ -278,15 +323,14 @@ def _candidates(segments: list[Segment], options: Options) -> Iterator[list[Segm
         # Half: two larger shards never fit together, and a new shard is not rewritten again and again.
         wanted = segment.ref.name.size <= options.max_bytes // 2 or hidden or hides
         goes_on = (
-            bool(run)
-            and run[-1].end == segment.first
-            and size_of(run) + segment.ref.name.size <= options.max_bytes
+            bool(run) and run[-1].end == segment.first and size + segment.ref.name.size <= options.max_bytes
         )
         if run and not (wanted and goes_on):
             if len(run) >= options.min_shards:
                 yield run
-            run = []
+            run, size = [], 0
         if wanted:
             run.append(segment)
+            size += segment.ref.name.size
     if len(run) >= options.min_shards:
         yield run

@@ -19,6 +19,7 @@ from rlio.maintenance.compaction import (
     CompactReport,
     Identity,
     Options,
+    Source,
     check_parquet,
     identities,
     merged,
@@ -48,7 +49,7 @@ def copy_into(source: Storage, target: Storage, options: Options) -> CompactRepo
         for chunk in _chunks(segments, known, options.max_bytes):
             run = merged(
                 source,
-                chunk,
+                map(Source, chunk),
                 target,
                 writer,
                 options,
@@ -96,20 +97,21 @@ def _chunks(
     segments: list[Segment], known: Mapping[Segment, Identity], max_bytes: int
 ) -> Iterator[list[Segment]]:
     """Yield the segments that become one shard, through all writers in their order."""
-    chunk: list[Segment] = []
+    chunk, size = list[Segment](), 0
     provenance: dict[str, str] = {}
     for segment in segments:
         writer, identity = segment.ref.writer, known[segment]
         goes_on = (
             bool(chunk)
             and known[chunk[0]].schema == identity.schema
-            and size_of(chunk) + segment.ref.name.size <= max_bytes
+            and size + segment.ref.name.size <= max_bytes
             and provenance.get(writer, identity.provenance) == identity.provenance
         )
         if chunk and not goes_on:
             yield chunk
-            chunk, provenance = [], {}
+            chunk, size, provenance = [], 0, {}
         chunk.append(segment)
+        size += segment.ref.name.size
         provenance[writer] = identity.provenance
     if chunk:
         yield chunk

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 from rlio.batch import MultiAgentBatch, SampleBatch
@@ -16,8 +17,9 @@ from rlio.errors import CorruptData, OptionError
 from rlio.log.publisher import NewShard
 from rlio.maintenance.merging import ParquetMerger, open_whole, with_writer_column
 from rlio.schemas.parquet import Compression
-from rlio.schemas.schema import Schema, canonical_json
+from rlio.schemas.schema import Schema
 from rlio.source.shards import ParquetShard
+from rlio.source.together import MOST_OPEN, Together
 from rlio.source.videos import Videos, keep_videos
 from rlio.storage.filesystem import Storage
 from rlio.storage.parallel import each
@@ -29,6 +31,7 @@ __all__ = [
     "Compacted",
     "Identity",
     "Options",
+    "Source",
     "check_parquet",
     "identities",
     "identity",
@@ -154,16 +157,22 @@ def check_parquet(storage: Storage, segments: Iterable[Segment]) -> None:
         )
 
 
-def identity(storage: Storage, segment: Segment) -> Identity:
-    """Return what a shard must share with the shards it is merged with; reads its footer."""
-    shard = ParquetShard(storage, segment.ref)
-    return Identity(shard.schema.hash, canonical_json(shard.provenance))
+def identity(shard: ParquetShard) -> Identity:
+    """Return what an open shard must share with the shards it is merged with."""
+    return Identity(shard.schema.hash, shard.provenance_text)
 
 
 def identities(storage: Storage, segments: list[Segment]) -> dict[Segment, Identity]:
-    """Return the `identity` of each segment."""
-    found = each(storage, lambda segment: identity(storage, segment), segments)
+    """Return the `identity` of each segment; reads their footers."""
+    found = each(storage, lambda segment: identity(ParquetShard(storage, segment.ref)), segments)
     return dict(zip(segments, found, strict=True))
+
+
+class Source(NamedTuple):
+    """Rows to merge: a segment, and its shard if that is open."""
+
+    segment: Segment
+    shard: ParquetShard | None = None
 
 
 def _keep_videos(
@@ -175,7 +184,7 @@ def _keep_videos(
 
 def merged(
     source: Storage,
-    segments: list[Segment],
+    sources: Iterable[Source],
     target: Storage,
     writer: str,
     options: Options,
@@ -189,7 +198,7 @@ def merged(
 
     Args:
         source: The root of the segments.
-        segments: The segments to merge.
+        sources: The segments to merge, at least one; taken as they are read.
         target: The root of the new shards.
         writer: Their writer.
         options: The options of `compact`.
@@ -198,7 +207,7 @@ def merged(
         signed: Whether a column names the writer of each row.
         before: Called before each shard is stored.
     """
-    rows = sum(segment.rows for segment in segments)
+    segments: list[Segment] = []
     written: list[ShardRef] = []
 
     def publish(shard: NewShard) -> None:
@@ -207,12 +216,11 @@ def merged(
         written.append(put_shard(target, writer, shard.name(row), memoryview(shard.data).cast("B")))
         logger.info("compacted into %s: %d rows", target.uri_of(written[-1].path), shard.rows)
 
-    if not options.dry_run:
-        schema = ParquetShard(source, segments[0].ref).schema
+    def begun(schema: Schema) -> ParquetMerger:
         if signed:
             schema = with_writer_column(schema)
             target.put(schema_path(schema.hash), schema.text.encode())
-        merger = ParquetMerger(
+        return ParquetMerger(
             schema,
             provenance=provenance,
             compression=options.compression,
@@ -220,16 +228,24 @@ def merged(
             publish=publish,
             keep=partial(_keep_videos, Videos(source), target, set()) if schema.has_videos else None,
         )
-        files = each(source, lambda part: open_whole(source, part.ref), segments, ahead=_SHARDS_AHEAD)
-        for segment, file in zip(segments, files, strict=True):
-            merger.add(file, skip=segment.skip, writer=segment.ref.writer if signed else None)
+
+    if options.dry_run:
+        segments += [one.segment for one in sources]
+    else:
+        merger: ParquetMerger | None = None
+        for part in _opened(source, sources):
+            merger = merger or begun(part[0][1].schema)
+            merger.add(part, writer=part[0][0].ref.writer if signed else None)
+            segments += [segment for segment, _ in part]
+        assert merger is not None, "there is something to merge"
         merger.finish()
-        if sum(ref.name.rows for ref in written) != rows:
-            raise CorruptData(
-                f"{sum(ref.name.rows for ref in written)} rows of writer {writer!r} were merged, expected "
-                f"{rows}: the shards do not hold the rows that their names state; run `rlio verify`",
-                uri=target.uri,
-            )
+    rows = sum(segment.rows for segment in segments)
+    if not options.dry_run and sum(ref.name.rows for ref in written) != rows:
+        raise CorruptData(
+            f"{sum(ref.name.rows for ref in written)} rows of writer {writer!r} were merged, expected "
+            f"{rows}: the shards do not hold the rows that their names state; run `rlio verify`",
+            uri=target.uri,
+        )
     return Compacted(
         writer=writer,
         first=first,
@@ -239,6 +255,29 @@ def merged(
         bytes_before=size_of(segments),
         bytes_after=sum(ref.name.size for ref in written),
     )
+
+
+def _opened(storage: Storage, sources: Iterable[Source]) -> Iterator[list[tuple[Segment, ParquetShard]]]:
+    """Yield what is merged, in order, open and checked: one shard, or short ones to decode together."""
+    remaining = iter(sources)
+    while part := list(islice(remaining, MOST_OPEN)):
+        shards = each(
+            storage, lambda one: open_whole(storage, one.segment.ref, one.shard), part, ahead=_SHARDS_AHEAD
+        )
+        held: list[tuple[Segment, ParquetShard]] = []
+        together = Together()
+        for (segment, _), shard in zip(part, shards, strict=True):
+            follows = bool(held) and held[-1][0].ref.writer == segment.ref.writer
+            if not (follows and together.takes(shard, segment.rows)):
+                if held:
+                    yield held
+                held, together = [], Together()
+                if not together.takes(shard, segment.rows):
+                    yield [(segment, shard)]
+                    continue
+            held.append((segment, shard))
+        if held:
+            yield held
 
 
 def is_by_row(schema: Schema) -> bool:

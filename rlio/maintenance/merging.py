@@ -1,14 +1,15 @@
 """Encodes the rows of stored Parquet shards into larger shards, for compaction.
 
-Shards are decoded and encoded one row group at a time, so memory holds one shard that is read and one that is
-made. `rlio.maintenance.compact` decides which shards to merge, and where the result goes.
+Shards are decoded and encoded one row group at a time, so memory holds one shard that is read, or up to 64
+short ones that are decoded together, and one that is made. `rlio.maintenance.compact` decides which shards to
+merge, and where the result goes.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from rlio.batch import MultiAgentBatch, SampleBatch, concat_samples
 from rlio.batch.columns import DEFAULT_POLICY_ID, Columns
 from rlio.batch.multi_agent import step_numbers
-from rlio.catalog.listing import ShardRef, load_shard
+from rlio.catalog.listing import Segment, ShardRef, load_shard
 from rlio.errors import CorruptData
 from rlio.log.publisher import NewShard
 from rlio.schemas.batches import to_batch
@@ -43,19 +44,29 @@ __all__ = [
 ]
 
 
-def open_whole(storage: Storage, ref: ShardRef) -> ShardFile:
+def open_whole(storage: Storage, ref: ShardRef, opened: ParquetShard | None = None) -> ParquetShard:
     """Fetch a Parquet shard in one request, and check the whole of it.
+
+    Args:
+        storage: The data set's root.
+        ref: The shard.
+        opened: The shard, if it is open: if it holds all of its bytes, they are not fetched again.
 
     Raises:
         CorruptData: Its bytes do not match its name.
         DataNotFound: It is gone: covered by a larger shard and collected, or trimmed.
     """
-    data = load_shard(storage, ref)
+    data = opened.held if opened is not None else b""
+    is_held = len(data) == ref.name.size
+    if not is_held:
+        data = load_shard(storage, ref)
     if zlib.crc32(data) != ref.name.crc32:
         raise CorruptData(
             "the shard does not match the CRC-32 in its name; restore it, or run `rlio verify --repair`",
             uri=storage.uri_of(ref.path),
         )
+    if opened is not None and is_held:
+        return opened
     return ParquetShard(storage, ref, fetch=lambda start, stop: data[start:stop])
 
 
@@ -112,32 +123,53 @@ class ParquetMerger:
         self._times = Times()
         self._begins_writer = False
 
-    def add(self, file: ShardFile, *, skip: int = 0, writer: str | None = None) -> None:
-        """Add the rows of a shard from row ``skip`` on.
+    def add(self, shards: Sequence[tuple[Segment, ShardFile]], *, writer: str | None = None) -> None:
+        """Add the rows of segments.
 
         Args:
-            file: The shard, from `open_whole`.
-            skip: Rows to leave out; with sequences or several agents, whole row groups only.
+            shards: One segment and its shard, from `open_whole`; or several that can be decoded together
+                (`rlio.source.together`).
             writer: Writer of the rows, for a schema `with_writer_column`.
 
         Raises:
-            CorruptData: The shard is damaged, or cannot be cut at ``skip``.
+            CorruptData: A shard is damaged, or cannot be cut where its segment begins.
         """
+        if len(shards) > 1 and self._add_together([file for _, file in shards], writer):
+            return
+        for segment, file in shards:
+            self._begin(file, writer)
+            first = 0
+            for index, info in enumerate(file.groups):
+                if first + info.rows > segment.skip:
+                    try:
+                        group = file.read_group(index, batches=True)
+                        self._add_group(group, max(segment.skip - first, 0), writer)
+                    except CorruptData as error:
+                        if error.uri is not None:
+                            raise
+                        raise CorruptData(str(error), uri=file.uri, record=index) from error
+                first += info.rows
+
+    def _add_together(self, files: Sequence[ShardFile], writer: str | None) -> bool:
+        """Add all rows of shards; False, and no row, if one of them is damaged: alone, it says what is."""
+        try:
+            group = ShardFile.read_joined(files)
+            batch = to_batch(group)
+        except CorruptData:
+            return False
+        rows, first = self._rows_of(batch, writer)[DEFAULT_POLICY_ID], 0
+        for file in files:
+            self._begin(file, writer)
+            self._add_rows(group, rows, first, first + file.rows[0])
+            first += file.rows[0]
+        return True
+
+    def _begin(self, file: ShardFile, writer: str | None) -> None:
+        """Begin a shard."""
         # The rest of a cut batch does not belong to another writer's batch.
         self._begins_writer = writer != self._writer
         self._times = KeptTimes(file.streams, writer=writer)
         self._writer = writer
-        first = 0
-        for index, info in enumerate(file.groups):
-            if first + info.rows > skip:
-                try:
-                    group = file.read_group(index, batches=True)
-                    self._add_group(group, max(skip - first, 0), writer)
-                except CorruptData as error:
-                    if error.uri is not None:
-                        raise
-                    raise CorruptData(str(error), uri=file.uri, record=index) from error
-            first += info.rows
 
     def finish(self) -> None:
         """Encode and publish the remaining rows."""
@@ -148,21 +180,26 @@ class ParquetMerger:
         batch = to_batch(group)
         if self._keep is not None:
             self._keep(batch)
-        rows = {
-            pid: _Rows(self._schema.policies[pid], pid, part, writer)
-            for pid, part in batch.policies().items()
-        }
+        rows = self._rows_of(batch, writer)
         if isinstance(batch, MultiAgentBatch):
             if skip:
                 raise CorruptData("rows of several agents are cut within a row group")
             self._add_joint(_joint_pieces(group, rows, self._times), batch)
         else:
-            self._add_rows(group, rows[DEFAULT_POLICY_ID], skip)
+            self._add_rows(group, rows[DEFAULT_POLICY_ID], skip, group.info.rows)
 
-    def _add_rows(self, group: DecodedGroup, rows: _Rows, skip: int) -> None:
-        """Add rows or sequences of one policy, cut where written batches begin and where groups are full."""
-        text_of = dict(zip(group.begins.tolist(), group.batches, strict=True))
-        bounds = [skip, *(begin for begin in text_of if begin > skip), group.info.rows]
+    def _rows_of(self, batch: SampleBatch | MultiAgentBatch, writer: str | None) -> dict[str, _Rows]:
+        return {
+            pid: _Rows(self._schema.policies[pid], pid, part, writer)
+            for pid, part in batch.policies().items()
+        }
+
+    def _add_rows(self, group: DecodedGroup, rows: _Rows, first: int, last: int) -> None:
+        """Add rows [first, last) of one policy, cut where written batches begin and where groups are full."""
+        begins = group.begins
+        here = slice(*np.searchsorted(begins, [first, last]).tolist())
+        text_of = dict(zip(begins[here].tolist(), group.batches[here], strict=True))
+        bounds = [first, *(begin for begin in text_of if begin > first), last]
         rows.check_cuts(bounds)
         for start, stop in pairwise(bounds):
             text = text_of.get(start, "{}" if self._begins_writer else None)

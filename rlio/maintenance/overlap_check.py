@@ -64,11 +64,15 @@ class OverlapCheck:
             if refs[index + 1].name.first < ref.name.end:
                 self._wanted.add(ref.path)
 
+    def wants(self, ref: ShardRef) -> bool:
+        """Whether the shard overlaps with another one; others may be left out."""
+        return ref.path in self._wanted
+
     def begin(self, ref: ShardRef, *, uri: str) -> None:
         """Start the next shard."""
         self._known = [known for known in self._known if known.ref.name.end > ref.name.first]
         self._current = None
-        if ref.path in self._wanted:
+        if self.wants(ref):
             rows = ref.name.rows
             self._current = _Known(ref, uri, np.zeros(rows, np.uint64), np.zeros(rows, bool))
 

@@ -1,7 +1,8 @@
 """Reads one stored shard from end to end: damage becomes findings, and intact rows are returned.
 
-Parquet and JSON shards are handled alike, one row group or line at a time. Each byte of a Parquet shard is
-fetched once, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
+Parquet and JSON shards are handled alike, one row group or line at a time, and short Parquet shards also
+together (`read_joined`). Each byte of a Parquet shard is fetched once, if nothing is wrong with it and its
+neighbours, and reaches pyarrow only after its CRC has matched (`rlio.schemas.shard_file`).
 
 The checks receive rows by policy, and which of them are live (`Rows`).
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +31,9 @@ from rlio.schemas.shard_file import ShardFile
 from rlio.source.json_shard import JsonShard
 from rlio.source.videos import Videos
 from rlio.storage.filesystem import Storage
+from rlio.support.forks import cached_property
 
-__all__ = ["Part", "Rows", "ShardScan", "UnknownSchema", "flat_column", "unit_of"]
+__all__ = ["Part", "Rows", "ShardScan", "UnknownSchema", "flat_column", "read_joined", "unit_of"]
 
 _BLOCK_BYTES = 8 << 20
 
@@ -66,13 +69,15 @@ class ShardScan:
     schema: Schema | None = None
     intact: list[range] = field(default_factory=list)
     codes: set[str] = field(default_factory=set)
-    _videos: Videos = field(init=False)
+    # Opened by `ahead`.
+    _file: ShardFile | None = None
     # CRC-32 of the bytes from the first to this position.
     _position: int = 0
     _crc32: int = 0
 
-    def __post_init__(self) -> None:
-        self._videos = Videos(self.storage)
+    @cached_property
+    def _videos(self) -> Videos:
+        return Videos(self.storage)
 
     @property
     def is_clean(self) -> bool:
@@ -129,15 +134,28 @@ class ShardScan:
         except OSError as error:
             self._found("unreadable", f"the store does not return it: {error!r}", rows, record=record)
 
-    def _open_parquet(self) -> ShardFile | None:
+    def ahead(self) -> ShardFile | None:
+        """Open a Parquet shard, perhaps to read it with its neighbours, see `read_joined`.
+
+        None: it cannot be opened. `rows` tries again in its turn, and finds what is wrong with it.
+        """
+        with contextlib.suppress(CorruptData, OSError):
+            self._file = self._opened()
+        return self._file
+
+    def _opened(self) -> ShardFile:
         name = self.ref.name
-        file = ShardFile(
+        self._position = self._crc32 = 0
+        return ShardFile(
             self._fetch,
             size=name.size,
             footer_crc32=name.footer_crc32,
             uri=self.uri,
             limits=self.storage.limits,
         )
+
+    def _open_parquet(self) -> ShardFile | None:
+        name, file = self.ref.name, self._file or self._opened()
         self.schema = file.schema
         if (rows := sum(file.rows)) != name.rows:
             self._found("shard-rows", f"the shard holds {rows} rows and its name says {name.rows}", name.rows)
@@ -271,6 +289,12 @@ class ShardScan:
 
     # ---- both ----
 
+    def finish_joined(self) -> None:
+        """Run the checks of a shard whose rows `read_joined` has returned."""
+        assert self._file is not None
+        self._keep(0, self.ref.name.rows)
+        self._finish(self._file)
+
     def _finish(self, shard: ShardFile | JsonShard) -> None:
         """Run the checks that need the first line or the whole file."""
         name, is_json = self.ref.name, isinstance(shard, JsonShard)
@@ -310,6 +334,33 @@ class ShardScan:
         self.findings.add_error(code, error, uri=self.uri, record=record, rows=rows)
 
 
+def read_joined(scans: Sequence[ShardScan], files: Sequence[ShardFile]) -> Rows | None:
+    """Return the rows of neighbouring shards, decoded together, if nothing is wrong with any of them.
+
+    Each shard has matched its own CRCs, and each has as many units and streams as it states: what is wrong in
+    one cannot make up for what is wrong in another.
+
+    Args:
+        scans: The shards, each of which still has to be finished (`ShardScan.finish_joined`).
+        files: What `ShardScan.ahead` returned for each; they can be decoded together.
+
+    Returns:
+        None: read them one by one, to find what is wrong, and where.
+    """
+    for scan, file in zip(scans, files, strict=True):
+        scan.schema = file.schema
+        if file.rows != [scan.ref.name.rows] or file.units != file.rows:  # Rows are units here.
+            return None
+    with contextlib.suppress(RlioError):
+        group = ShardFile.read_joined(files)
+        (policy,) = group.policies()
+        batch = to_batch(group)
+        count = sum(scan.ref.name.rows for scan in scans)
+        if isinstance(batch, SampleBatch) and len(batch) == count:
+            return Rows(0, 0, count, [Part(policy, np.arange(count), batch)])
+    return None
+
+
 def unit_of(schema: Schema) -> str:
     """Return what readers count in rows of this schema: "sequences" or "steps"."""
     has_sequences = any(policy.has_sequences for policy in schema.policies.values())
@@ -346,6 +397,13 @@ class Rows:
     first: int
     count: int
     parts: list[Part]
+
+    def split(self, counts: Sequence[int]) -> Iterator[Rows]:
+        """Yield the rows of each shard, if these are the rows of one policy in shards of so many rows."""
+        (part,) = self.parts
+        for start, stop in pairwise(accumulate(counts, initial=0)):
+            own = Part(part.policy, np.arange(stop - start), part.batch[start:stop])
+            yield Rows(self.record, 0, stop - start, [own])
 
 
 def flat_column(schema: Schema, part: Part, column: str) -> NDArray[np.generic] | None:

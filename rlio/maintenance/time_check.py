@@ -8,9 +8,9 @@ only the newest episodes (`rlio.writers.ended_episodes`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ _Key: TypeAlias = tuple[Hashable, ...]
 
 #: Episodes to remember, about 400 bytes each. Beyond them, the episodes that ended first are forgotten.
 MAX_EPISODES = 1_000_000
+
+#: Why steps are not checked, if that depends on the rows and not on their schema alone.
+_OBJECTS: Final = "the ids of its episodes are objects"
 
 
 @dataclass(slots=True)
@@ -93,11 +96,24 @@ class TimeCheck:
         """Record that rows are missing here, so that their steps do not count as a gap of the recording."""
         self._losses += 1
 
-    def add(self, schema: Schema, rows: Rows, live: NDArray[np.bool_] | None, *, uri: str) -> None:
-        """Add live rows of the shard at ``uri``; see `ValueCheck.add`."""
-        self._first_uri = self._first_uri or uri
+    def add(
+        self, schema: Schema, rows: Rows, live: NDArray[np.bool_] | None, *, places: Sequence[tuple[str, int]]
+    ) -> None:
+        """Add live rows, of which none between them is lost; see `ValueCheck.add`.
+
+        Args:
+            schema: Their schema.
+            rows: The rows.
+            live: Mask of the served rows; None: all.
+            places: URI and number of rows of each shard that has them, in order.
+        """
+        self._first_uri = self._first_uri or places[0][0]
         for part in rows.parts:
             keys, problem = _keys(schema, part)
+            if problem == _OBJECTS and len(places) > 1:  # Not in all of the shards.
+                for own, place in zip(rows.split([count for _, count in places]), places, strict=True):
+                    self.add(schema, own, None, places=[place])
+                return
             t = flat_column(schema, part, Columns.T)
             if keys is None or t is None or t.dtype.kind not in "iu":
                 reason = problem or "there is no integer column 't'"
@@ -110,7 +126,7 @@ class TimeCheck:
                 if flags is not None and flags.dtype.kind in "biuf":
                     done |= flags.astype(bool)
             steps = None if t is None else t.astype(np.int64)
-            self._add_part(part, keys, steps, done, live, uri, rows.record)
+            self._add_part(part, keys, steps, done, live, places, rows.record)
         if len(self._episodes) > MAX_EPISODES:
             self._forget()
         if len(self._has_ended) > MAX_EPISODES:
@@ -124,16 +140,18 @@ class TimeCheck:
         t: NDArray[np.int64] | None,
         done: NDArray[np.bool_],
         live: NDArray[np.bool_] | None,
-        uri: str,
+        places: Sequence[tuple[str, int]],
         record: int,
     ) -> None:
+        # What is found is told of a shard: its runs end with it.
+        shard = np.repeat(np.arange(len(places)), [count for _, count in places])[part.rows]
         if live is not None:
             chosen = live[part.rows]
-            keys, done = [values[chosen] for values in keys], done[chosen]
+            keys, done, shard = [values[chosen] for values in keys], done[chosen], shard[chosen]
             t = None if t is None else t[chosen]
         if not len(done):
             return
-        episode = _numbered(keys)
+        episode = _numbered(keys if len(places) == 1 else [shard, *keys])
         # Sort rows by episode, in recorded order within each. Then find runs of consecutive steps.
         order = np.argsort(episode, kind="stable")
         episode, done = episode[order], done[order]
@@ -145,9 +163,10 @@ class TimeCheck:
         starts = np.flatnonzero(new)
         stops = np.append(starts[1:], len(done))
         named = zip(*(values[order[starts]].tolist() for values in keys), strict=True)
-        for start, stop, ids in zip(starts.tolist(), stops.tolist(), named, strict=True):
+        shards = shard[order[starts]].tolist()
+        for start, stop, at, ids in zip(starts.tolist(), stops.tolist(), shards, named, strict=True):
             first, last = (0, stop - start - 1) if t is None else (int(t[start]), int(t[stop - 1]))
-            run = _Run(first, last + 1, self._losses, self._losses, uri, record)
+            run = _Run(first, last + 1, self._losses, self._losses, places[at][0], record)
             key, ends = (part.policy, *ids), bool(done[stop - 1])
             if t is None:
                 self._take_in_order(key, run, ends=ends)
@@ -273,7 +292,7 @@ def _keys(schema: Schema, part: Part) -> tuple[list[NDArray[Any]] | None, str | 
     found: list[NDArray[Any]] = [eps_id, *(values for values in others if values is not None)]
     for values in found:
         if values.dtype.kind == "O" and not all(isinstance(value, str | int) for value in values):
-            return None, "the ids of its episodes are objects"
+            return None, _OBJECTS
         if values.dtype.kind not in "iuUO":
             return None, "the ids of its episodes are neither integers nor texts"
     return found, None

@@ -35,6 +35,11 @@ class ValueCheck:
         self._schema = schema
         self._tallies: dict[tuple[str, str | None, str], _Tally] = {}
 
+    @property
+    def found(self) -> bool:
+        """Whether there is a problem to report."""
+        return bool(self._tallies)
+
     def add(self, rows: Rows, live: NDArray[np.bool_] | None) -> None:
         """Check an intact row group or line.
 

@@ -4,8 +4,8 @@ Checks, in order: the header and the schema files; names, sizes, holes, seals an
 shard's footer, row groups, pages and file, and that its tables agree with its rows; that shards with the same
 rows hold the same values; dtypes, shapes, NaN; the steps of episodes; logs.
 
-Memory is bounded: one row group, 8 bytes per row of shards that overlap, and the episodes of one writer
-(`rlio.maintenance.time_check`).
+Memory is bounded: one row group, or up to 64 short shards; 8 bytes per row of shards that overlap; and the
+episodes of one writer (`rlio.maintenance.time_check`).
 
 Example:
     >>> import numpy as np, rlio
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -42,11 +42,13 @@ from rlio.maintenance.root_check import (
     check_strays,
     read_schema_files,
 )
-from rlio.maintenance.shard_scan import Rows, ShardScan, UnknownSchema
+from rlio.maintenance.shard_scan import Rows, ShardScan, UnknownSchema, read_joined
 from rlio.maintenance.time_check import TimeCheck
 from rlio.maintenance.value_check import ValueCheck
 from rlio.schemas.schema import Schema
+from rlio.schemas.shard_file import ShardFile
 from rlio.source.shards import ranges_of
+from rlio.source.together import MOST_OPEN, Together
 from rlio.storage.filesystem import Storage
 from rlio.support.options import check_choice
 from rlio.support.progress import Progress, silent
@@ -194,23 +196,86 @@ class Inspection:
         live = {segment.ref.path: segment for segment in coverage.segments}
         overlaps, times = OverlapCheck(refs, self.findings), TimeCheck(writer, self.findings)
         readable, cursor = 0, self.listing.trimmed.get(writer, 0)
-        for ref in refs:
-            scan = ShardScan(self.storage, ref, self.findings, self._schema_of)
-            segment = live.get(ref.path)
-            overlaps.begin(ref, uri=scan.uri)
-            try:
-                cursor = self._scan(scan, segment, overlaps, times, cursor)
-            except UnknownSchema as error:
-                self.lacking[error.name] = self.lacking.get(error.name, 0) + ref.name.rows
-            overlaps.end()
-            if not scan.is_clean:
-                self.damaged.append(DamagedShard(ref, frozenset(scan.codes), tuple(scan.intact)))
-            if segment is not None:
-                wanted = [range(segment.skip, segment.skip + segment.rows)]
-                readable += sum(map(len, common(scan.intact, wanted)))
-            advance(ref.name.size)
+        for scans, files in self._runs(refs, live, overlaps):
+            rows = read_joined(scans, files) if len(scans) > 1 else None
+            if rows is not None:
+                cursor = self._check_joined(scans, rows, times, cursor)
+            for scan in scans:
+                ref, segment = scan.ref, live.get(scan.ref.path)
+                if rows is None:
+                    cursor = self._scanned(scan, segment, overlaps, times, cursor)
+                if not scan.is_clean:
+                    self.damaged.append(DamagedShard(ref, frozenset(scan.codes), tuple(scan.intact)))
+                if segment is not None:
+                    wanted = [range(segment.skip, segment.skip + segment.rows)]
+                    readable += sum(map(len, common(scan.intact, wanted)))
+                advance(ref.name.size)
         times.finish(sealed=writer in self.listing.sealed)
         return self._ledger(writer, coverage.segments, coverage.holes, readable)
+
+    def _runs(
+        self, refs: Sequence[ShardRef], live: Mapping[str, Segment], overlaps: OverlapCheck
+    ) -> Iterator[tuple[list[ShardScan], list[ShardFile]]]:
+        """The shards of a writer in order, each alone or with short neighbours, which are then opened."""
+        held: list[ShardScan] = []
+        together = Together(MOST_OPEN)
+        for ref in refs:
+            scan = ShardScan(self.storage, ref, self.findings, self._schema_of)
+            file, segment = None, live.get(ref.path)
+            whole = segment is not None and segment.rows == ref.name.rows
+            if self.level == "full" and scan.is_parquet and whole and not overlaps.wants(ref):
+                file = scan.ahead()
+            follows = bool(held) and held[-1].ref.name.end == ref.name.first
+            if not follows or not together.takes(file, ref.name.rows):
+                if held:
+                    yield held, together.opened
+                held, together = [], Together(MOST_OPEN)
+                if not together.takes(file, ref.name.rows):
+                    yield [scan], []
+                    continue
+            held.append(scan)
+        if held:
+            yield held, together.opened
+
+    def _check_joined(self, scans: Sequence[ShardScan], rows: Rows, times: TimeCheck, cursor: int) -> int:
+        """Check shards that were read together, all of whose rows are live; returns as `_scan` does."""
+        schema, counts = self._seen_schema(scans[0]), [scan.ref.name.rows for scan in scans]
+        values = ValueCheck(schema)
+        values.add(rows, None)
+        for scan, own in zip(scans, rows.split(counts), strict=True):
+            scan.finish_joined()
+            if values.found:
+                of_shard = ValueCheck(schema)
+                of_shard.add(own, None)
+                of_shard.finish(self.findings, uri=scan.uri)
+            self.repeats.add(scan.ref.writer, schema, own, uri=scan.uri)
+            self._note_schema(scan)
+        if scans[0].ref.name.first > cursor:
+            times.lose()
+        times.add(
+            schema,
+            rows,
+            None,
+            places=[(scan.uri, count) for scan, count in zip(scans, counts, strict=True)],
+        )
+        return scans[-1].ref.name.end
+
+    def _scanned(
+        self,
+        scan: ShardScan,
+        segment: Segment | None,
+        overlaps: OverlapCheck,
+        times: TimeCheck,
+        cursor: int,
+    ) -> int:
+        """Check one shard, whose schema may be unknown; returns as `_scan` does."""
+        overlaps.begin(scan.ref, uri=scan.uri)
+        try:
+            cursor = self._scan(scan, segment, overlaps, times, cursor)
+        except UnknownSchema as error:
+            self.lacking[error.name] = self.lacking.get(error.name, 0) + scan.ref.name.rows
+        overlaps.end()
+        return cursor
 
     def _scan(
         self,
@@ -241,7 +306,7 @@ class Inspection:
             self.repeats.add(scan.ref.writer, schema, rows, uri=scan.uri)
             if first + start > cursor:
                 times.lose()
-            times.add(schema, rows, live, uri=scan.uri)
+            times.add(schema, rows, live, places=[(scan.uri, rows.count)])
             cursor = first + stop
         if values is not None:
             values.finish(self.findings, uri=scan.uri)

@@ -21,6 +21,7 @@ from rlio.schemas.folded import Folded, join_folded, unfold
 from rlio.source.damage import Damage
 from rlio.source.selection import Counting, GroupOptions
 from rlio.source.source import OpenSegment, Source, StoredSegment
+from rlio.source.together import RUN_BYTES, RUN_ROWS, Together
 from rlio.storage.open_files import OpenFiles
 from rlio.storage.parallel import Range
 
@@ -37,9 +38,6 @@ _LOOKED_AT = 256
 # Segments that are opened ahead, if their footers tell what is read. Fewer than half of those that stay
 # parsed: until the turn of one, as many others are opened, and as many used.
 _OPEN_AHEAD = _OPEN_SEGMENTS // 2 - 1
-# Up to so many rows, and bytes, short groups are read as one: each costs as much as some hundred rows.
-_RUN_ROWS = 4096
-_RUN_BYTES = 4 << 20
 
 
 #: Segments that are read in turn, each with the groups that are; see `SpanReader.expect`.
@@ -408,10 +406,10 @@ class SpanReader:
                 if len(run.batch) == spans[stop - 1].end - spans[at].first:
                     return stop, replace(run, batch=self.filled(run.batch))
         first = self.read_folded(segment, spans[at])
-        if first is None or first.frames or self._end_of_run(spans, at, _RUN_ROWS) == at + 1:
+        if first is None or first.frames or self._end_of_run(spans, at, RUN_ROWS) == at + 1:
             return at + 1, first
         row_bytes = max(1, first.batch.size_bytes() // len(spans[at].rows))
-        stop = self._end_of_run(spans, at, min(_RUN_ROWS, _RUN_BYTES // row_bytes))
+        stop = self._end_of_run(spans, at, min(RUN_ROWS, RUN_BYTES // row_bytes))
         parts = [first]
         while at + len(parts) < stop:
             try:
@@ -463,28 +461,21 @@ class SpanReader:
     ) -> tuple[list[StoredSegment], list[Any]]:
         """The segment at index ``at``, and those after it that can be read with it, both opened."""
         found: list[StoredSegment] = []
-        opened: list[Any] = []
-        rows = held = 0
+        together = Together()
         for segment in islice(segments, at, stop):
-            rows += segment.rows
-            if rows > _RUN_ROWS:
+            if not together.has_room(segment.rows):
                 break
             try:
-                one: Any = self.open(segment)
+                opened = self.open(segment)
             except Exception as error:
                 if not found:
                     raise
                 self._failed = segment.path, error  # It is raised in its turn.
                 break
-            form = getattr(one, "form", None)
-            if form is None or one.rows != [segment.rows]:
-                break
-            held += one.held_bytes
-            if (opened and form is not opened[0].form) or max(held, rows * one.schema.row_bytes) > _RUN_BYTES:
+            if not together.takes(opened, segment.rows):
                 break
             found.append(segment)
-            opened.append(one)
-        return found, opened
+        return found, together.opened
 
     def _end_of_run(self, spans: Sequence[Span], at: int, most: int) -> int:
         """Index after the spans from ``at`` on that are whole neighbouring groups of ``most`` rows in all."""

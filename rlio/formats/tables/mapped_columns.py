@@ -21,7 +21,7 @@ from rlio.formats.files.value_arrays import flags_in, one_a_row, standard_dtype
 from rlio.formats.tables.described import hint_of, kind_of
 from rlio.formats.tables.doubts import NOT, is_time_limit, mask_ends
 from rlio.formats.tables.paths import paths_of, resolved, walk
-from rlio.formats.tables.table import Rows, Table
+from rlio.formats.tables.table import Rows, Table, cut_text
 from rlio.mapping import Mapping, dotted
 
 __all__ = ["WAY_OF_ROWS", "Flag", "MappedColumns", "as_flags", "is_cut", "spelled", "stretches"]
@@ -267,7 +267,14 @@ def stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _sparse_flag(found: Any, path: tuple[str, ...]) -> Any:
-    """The flag at a path of a column; False where no object of a file has it."""
+    """The flag at a path of a column; False where no object of a file has it.
+
+    Infos may be texts: JSON, or what Python prints.
+    """
+    rows = found.tolist() if isinstance(found, np.ndarray) and found.dtype.kind in "OU" else []
+    if any(isinstance(row, str) for row in rows):
+        pattern = re.compile(cut_text(path[1:]))
+        return np.array([isinstance(row, str) and pattern.search(row) is not None for row in rows])
     try:
         return walk(found, path)
     except MissingColumn:

@@ -288,20 +288,32 @@ class MappedSource(MappedEpisodes):
 
     def _check_cut(self, path: tuple[str, ...]) -> None:
         """Refuse a flag of time limits that is not named, in an episode that is to be terminated."""
-        flag, after = self._flags[0], np.array(self._starts[1:], np.int64)
+        ended, cut = self._flags
         for start, stop in stretches(self._file_starts):
             try:
                 flags = self._read_cuts(start, stop, Flag(path, False))
             except RlioError:
                 return  # A column that the mapping does not name may hold anything.
             rows = start + np.flatnonzero(flags)
-            episodes = np.searchsorted(after, rows, side="right")
-            if flag is not None and flag.path in self._of_episodes:
-                rows = rows[self._of_episodes[flag.path][episodes]]
-            elif flag is not None and len(rows):
-                ended = start + np.flatnonzero(self._read_flags(start, stop, [flag])[1][0])
-                rows = rows[np.isin(episodes, np.searchsorted(after, ended, side="right"))]
+            if not len(rows):
+                continue
+            if ended is not None:
+                rows = rows[self._are_in_flagged(rows, ended, start, stop)]
+            if is_cut(cut):  # Such episodes are truncated.
+                assert cut is not None
+                rows = rows[~self._are_in_flagged(rows, cut, start, stop)]
             check_cut(".".join(path), rows, str(self._map.terminated))
+
+    def _are_in_flagged(
+        self, rows: NDArray[np.int64], flag: Flag, start: int, stop: int
+    ) -> NDArray[np.bool_]:
+        """Which rows of a stretch belong to an episode that has a flag there."""
+        after = np.array(self._starts[1:], np.int64)
+        episodes = np.searchsorted(after, rows, side="right")
+        if flag.path in self._of_episodes:
+            return self._of_episodes[flag.path][episodes]
+        flagged = start + np.flatnonzero(self._read_flags(start, stop, [flag])[1][0])
+        return np.isin(episodes, np.searchsorted(after, flagged, side="right"))
 
     def _check_missing(self) -> None:
         """Refuse actions that some rows around the first end show to be missing at an edge of episodes."""

@@ -8,6 +8,7 @@ Example:
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.storage import InputFile
 
-__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "TableAround", "table_in_memory"]
+__all__ = ["ArrayTable", "Lists", "Pieces", "Rows", "Table", "TableAround", "cut_text", "table_in_memory"]
 
 # Bytes of decoded pieces that are kept: a table that has no more is decoded once.
 _KEPT_BYTES: Final = 256 << 20
@@ -54,7 +55,7 @@ class Rows(NamedTuple):
         keep: Which of these are needed; None: all.
         fills: Whether nulls among whole numbers and flags are 0; otherwise they are refused.
         flag: Keys below the one column that is read, of a flag that objects may lack: it is False there, and
-            other parts are not looked at. (): the whole column.
+            other parts are not looked at. Objects may be texts, see `cut_text`. (): the whole column.
     """
 
     file: int
@@ -516,15 +517,31 @@ def _lists(name: str, values: Any, extensions: Mapping[str, Extension], rows: Ro
 def _flag_of_structs(values: Any, keys: tuple[str, ...]) -> Any:
     """Structs with nothing but a flag, without nulls, see `Rows`; False if they have no such part."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     if not keys:
         is_flag = pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)
         return values.fill_null(pa.scalar(0).cast(values.type)) if is_flag else values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        flags = pc.match_substring_regex(values, cut_text(keys)).fill_null(False)
+        return pa.StructArray.from_arrays([flags], [".".join(keys)])
     key = _key_in(values.type, keys)
     if not key or pa.types.is_null(values.type.field(key).type):
         return pa.repeat(False, len(values))
     part = values.flatten()[values.type.get_field_index(key)]  # A null row has nulls in all parts.
     return pa.StructArray.from_arrays([_flag_of_structs(part, keys[key.count(".") + 1 :])], [key])
+
+
+def cut_text(keys: Sequence[str]) -> str:
+    """What is in infos that are texts of JSON or Python where Gym's wrapper ``TimeLimit`` cut: a pattern.
+
+    Args:
+        keys: Where in the infos the flag is; the last two are ``"TimeLimit", "truncated"``.
+    """
+    above = "".join(rf"""["']{re.escape(key)}["'][\s\S]*""" for key in keys[:-2])
+    return above + r"""["']TimeLimit(?:\.|["']\s*:\s*\{\s*["'])truncated["']\s*:\s*(?:np\.)?[Tt]rue"""
 
 
 def _key_in(kind: Any, keys: tuple[str, ...]) -> str:
