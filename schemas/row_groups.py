@@ -130,8 +130,12 @@ def times_of(*parts: SampleBatch) -> Times:
     starts: dict[int | str, int] = {}
     for part in parts:
         if part.episode_starts and Columns.EPS_ID in part:
-            ids = set(np.unique(to_numpy(part[Columns.EPS_ID])).tolist())
-            starts |= {eps_id: int(start) for eps_id, start in part.episode_starts.items() if eps_id in ids}
+            values = to_numpy(part[Columns.EPS_ID])
+            ids = {*values[:1].tolist(), *values[1:][values[1:] != values[:-1]].tolist()}
+            told = part.episode_starts
+            if not told.keys() <= ids:
+                told = {eps_id: start for eps_id, start in told.items() if eps_id in ids}
+            starts |= zip(told, map(int, told.values()), strict=True)
     now = utc_ms()
     return Times(now if now >= 0 else None, starts)
 

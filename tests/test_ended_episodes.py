@@ -106,6 +106,18 @@ REFUSED: dict[str, tuple[list[Batch], str]] = {
         [episode(7, _writer="w1"), episode(7, _writer="w2"), episode(7, _writer="w2")],
         "_writer 'w2'",
     ),
+    "one of many that came at once": (
+        [joined(*(episode(i) for i in range(50))), joined(episode(60), episode(30), episode(61))],
+        "row 5 .*eps_id 30 .* at t=4, .* t=0",
+    ),
+    "one of many that came at once, behind a gap": (
+        [joined(*(episode(i) for i in range(50))), episode(30, 2, first=6)],
+        "row 0 .*eps_id 30 .* at t=4, .* t=6",
+    ),
+    "one of many, twice within a batch": (
+        [joined(*(episode(i, 1) for i in range(100)), episode(30, 1))],
+        "row 100 .*eps_id 30",
+    ),
     "environments that take turns": (
         [in_turn(*(episode(i, 100) for i in range(8))), in_turn(episode(20, 100), episode(5, 100))],
         "row 1 .*eps_id 5",
@@ -163,6 +175,14 @@ TAKEN: dict[str, list[Batch]] = {
     "other environments": [episode(7, env_id=i) for i in range(3)],
     "merged writers": [episode(7, _writer=name) for name in ("w1", "w2")],
     "steps that are no integers": [SampleBatch(episode(7), t=np.linspace(0, 1, 5))] * 2,
+    "one of many that came at once goes on": [
+        joined(*(episode(i) for i in range(50))),
+        episode(30, 3, first=5),
+    ],
+    "the ends of several, then their first rows": [
+        joined(*(episode(i, 3, first=2) for i in (7, 8))),
+        joined(*(episode(i, 2, ends=False) for i in (7, 8))),
+    ],
     "many episodes at once": [joined(*(episode(100 * i + j) for j in range(50))) for i in range(3)],
 }
 
@@ -258,6 +278,8 @@ def test_an_episode_in_too_many_parts_is_left_to_verify() -> None:
             writer.write(rows[order[i : i + 20]])
         (known,) = writer._episodes._known.values()
         assert known is None
+        for later in (0, 3):
+            writer.write(joined(episode(8 + later), episode(7, 2, first=later)))
 
 
 @pytest.mark.parametrize("make", WRITERS)

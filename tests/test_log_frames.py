@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 
 from rlio import Columns, MultiAgentBatch, SampleBatch
 from rlio.errors import CorruptData
+from rlio.schemas import log_frames
 from rlio.schemas.log_frames import LogFrames
-from rlio.schemas.row_groups import pieces_of
+from rlio.schemas.row_groups import Piece, pieces_of
 from rlio.schemas.schema import Schema
+from rlio.schemas.streams import Times
 
 _ROWS = 5
 _NUMBERS = np.arange(_ROWS)
@@ -124,6 +128,45 @@ def test_what_a_caller_changes_later_is_not_logged() -> None:
     payload = frames.encode(pieces)
     batch["t"][:] = -1
     assert frames.decode(b"".join(payload))[0].arrays["t"].tolist() == _NUMBERS.tolist()
+
+
+STARTS: dict[str, dict[Any, int]] = {
+    "numbers": {0: 1_764_320_000_123, 2**63 - 1: 0, -5: 2**62},
+    "beyond int64": {2**64 - 1: 1_764_320_000_123},
+    "texts": {"a": 1_764_320_000_123, "ü": 5},
+    "none": {},
+}
+
+
+def _with_times(times: Times) -> tuple[LogFrames, list[Piece]]:
+    batch = SampleBatch(t=_NUMBERS)
+    frames = LogFrames(Schema.of(batch))
+    (pieces,) = pieces_of(batch, frames.schema, rooms=iter([100]), limit=100)
+    return frames, [replace(piece, times=times) for piece in pieces]
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_starts_of_episodes_come_back(name: str) -> None:
+    frames, pieces = _with_times(Times(1_764_320_000_999, STARTS[name]))
+    (found,) = frames.decode(b"".join(frames.encode(pieces)))
+    assert (found.times.written, found.times.began) == (1_764_320_000_999, STARTS[name])
+
+
+def test_starts_in_the_json_of_earlier_versions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, pieces = _with_times(Times(7, STARTS["numbers"]))
+    as_json = json.dumps(list(STARTS["numbers"].items())).encode()
+    monkeypatch.setattr(log_frames, "_starts_bytes", lambda began: as_json)
+    payload = b"".join(frames.encode(pieces))
+    assert as_json in payload
+    assert frames.decode(payload)[0].times.began == STARTS["numbers"]
+
+
+def test_starts_of_which_a_time_is_missing_are_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, pieces = _with_times(Times(7, STARTS["numbers"]))
+    monkeypatch.setattr(log_frames, "_starts_bytes", lambda began: bytes(1 + 8 * 5))
+    payload = b"".join(frames.encode(pieces))
+    with pytest.raises(CorruptData):
+        frames.decode(payload)
 
 
 def test_bytes_behind_the_columns_are_damage() -> None:

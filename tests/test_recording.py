@@ -343,6 +343,50 @@ def test_an_observation_that_does_not_fit_costs_the_two_rows_that_hold_it() -> N
     assert_array_equal(writer.rows("actions"), [0, 3, 5])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_not_recorded_are_gaps_wherever_rows_are_written(seed: int) -> None:
+    """Observations and rewards that do not fit, episodes that are left, and writes, at any step."""
+    rng = np.random.default_rng(seed)
+
+    class Unreliable(Counter):
+        bad_obs = bad_reward = False
+
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            return (
+                np.zeros(3, np.float32) if self.bad_obs else obs,
+                "much" if self.bad_reward else reward,
+                *rest,
+            )
+
+    writer, inner = Keeping(), Unreliable((1, 2, 40))
+    env = RecordExperience(inner, writer)
+    env.reset()
+    expected: list[tuple[int, int]] = []
+    seen = True
+    for number in range(1500):
+        inner.bad_obs, inner.bad_reward = (rng.random(2) < 0.05).tolist()
+        row, ends = (inner.episode, inner.t), False
+        with suppress(SchemaError):
+            *_, terminated, truncated, _ = env.step(number % 1000)
+            ends = terminated or truncated
+        if seen and not inner.bad_obs and not inner.bad_reward:
+            expected.append(row)
+        seen = not inner.bad_obs
+        if ends or inner.t == inner.lengths[inner.episode % 3] or rng.random() < 0.03:
+            env.reset()
+            seen = True
+        if rng.random() < 0.02:
+            env._recorder.write()
+    env.close()
+    found = np.array(expected)
+    assert_array_equal(writer.rows("obs"), found)
+    assert_array_equal(writer.rows("new_obs"), np.add(found, [0, 1]))
+    assert_array_equal(writer.rows("t"), found[:, 1])
+    ids = writer.rows("eps_id")
+    assert_array_equal(ids[1:] != ids[:-1], found[1:, 0] != found[:-1, 0])
+
+
 def test_a_reset_that_fails_half_way_leaves_the_last_rows_observation() -> None:
     """Of an observation a part is written, before the rest is found to be no number."""
 
@@ -424,6 +468,9 @@ def test_ids_follow_from_the_seed() -> None:
             drive(env, 20)
         ids.append(writer.rows("eps_id").tolist())
     assert ids[0] == ids[1] != ids[2]
+    drawn = np.random.default_rng(5)
+    known = dict.fromkeys(ids[0])
+    assert [*known] == [drawn.integers(1 << 63) for _ in known], "ids are those of earlier versions"
 
 
 def test_an_environment_that_is_dropped_leaves_its_rows() -> None:

@@ -11,7 +11,7 @@ each later row is refused. docs/design/episode-ids.md has the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -35,7 +35,7 @@ _FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 _MOST_EPISODES: Final = 50_000
 #: Ranges of steps to remember of an episode whose rows come out of order.
 _MOST_RANGES: Final = 16
-#: Runs of a batch from which on rows are sorted by episode, because those of many environments take turns.
+#: Runs of a batch from which on rows are sorted by episode, if those of many environments take turns.
 _MANY_RUNS: Final = 64
 
 #: For an episode of which nothing is known.
@@ -43,9 +43,22 @@ _NEW: Final = (0, 0, None, ())
 #: What is known of an episode: its steps [start, stop), the step of its end or None, and further ranges of
 #: steps. A plain tuple, because each `write()` makes one. Without ``t``, its only step is 0.
 _Known: TypeAlias = "tuple[int, int, int | None, tuple[tuple[int, int], ...]]"
-Seen: TypeAlias = Mapping[Hashable, "_Known | None"]
-#: Rows of an episode with consecutive steps: its key, [start, stop), whether the last one ends it, first row.
-_Run: TypeAlias = "tuple[tuple[Any, ...], int, int, bool, int]"
+#: The same. None: it is not checked, because its rows come in too many ranges, or belong to several agents. A
+#: number n: the whole episode came at once, steps [0, n), so that most episodes need no tuple.
+_Kept: TypeAlias = "_Known | int | None"
+Seen: TypeAlias = Mapping[Hashable, _Kept]
+#: Rows of an episode with consecutive steps: its key, [start, stop), the step of its end or None, first row.
+_Run: TypeAlias = "tuple[tuple[Any, ...], int, int, int | None, int]"
+
+
+class _Runs(NamedTuple):
+    """Runs in their order: the parts of each `_Run`, as one list each."""
+
+    keys: list[tuple[Any, ...]]
+    starts: list[int]
+    stops: list[int]
+    ends: list[int | None]
+    rows: list[int]
 
 
 class _Look(NamedTuple):
@@ -74,8 +87,7 @@ class EndedEpisodes:
     """The episodes of one writer that were written last. Not thread-safe."""
 
     def __init__(self) -> None:
-        # None: not checked, because its rows come in too many ranges, or belong to several agents.
-        self._known: dict[Hashable, _Known | None] = {}
+        self._known: dict[Hashable, _Kept] = {}
         self._schema: Schema | None = None
         self._looks: list[_Look] = []
 
@@ -95,30 +107,49 @@ class EndedEpisodes:
             for look in self._looks:
                 run = _one_run(batch, look)
                 if run is not None:
-                    key, start, stop, ends, _ = run
+                    key, start, stop, end, _ = run
                     before = self._known.get(key, _NEW)
                     if before is _NEW:
-                        return {key: (start, stop, stop - 1 if ends else None, ())}
-                    if before is not None and before[1] == start and before[2] is None and not before[3]:
-                        return {key: (before[0], stop, stop - 1 if ends else None, ())}
-        found: dict[Hashable, _Known | None] = {}
-        known = self._known
+                        return {key: (start, stop, end, ())}
+                    if isinstance(before, tuple) and before[1:] == (start, None, ()):
+                        return {key: (before[0], stop, end, ())}
+        found: dict[Hashable, _Kept] = {}
         for look in self._looks:
             part = batch.policies().get(look.policy)
-            if part is None:
-                continue
-            for run in _runs(part, look):
-                key, start, stop, ends, _ = run
-                before = found[key] if key in found else known.get(key, _NEW)
-                if before is _NEW:
-                    found[key] = (start, stop, stop - 1 if ends else None, ())
-                elif before is None:
-                    continue
-                elif before[1] == start and before[2] is None and not before[3] and look.t is not None:
-                    found[key] = (before[0], stop, stop - 1 if ends else None, ())
-                else:
-                    found[key] = _joined(before, run, look, within=key in found)
+            runs = None if part is None else _runs(part, look)
+            if runs is not None:
+                found |= self._seen(runs, look)
         return found
+
+    def _seen(self, runs: _Runs, look: _Look) -> dict[Hashable, _Kept]:
+        """Return what is known of a policy's episodes with its rows of a batch; see `check`."""
+        known = self._known
+        # Without a loop of Python: each row may be an episode, and nearly all episodes are new, in one run.
+        whole = None not in runs.ends and not any(runs.starts)
+        states: Iterable[_Kept] = (
+            runs.stops if whole else zip(runs.starts, runs.stops, runs.ends, repeat(()), strict=False)
+        )
+        once: dict[Hashable, _Kept] = dict(zip(runs.keys, states, strict=True))
+        again = known.keys() & once.keys()
+        several = len(once) < len(runs.keys)
+        if not again and not several:
+            return once
+        found: dict[Hashable, _Kept] = {}
+        for run in zip(*runs, strict=True):
+            key, start, stop, end, _ = run
+            if not several and key not in again:
+                continue
+            kept = found[key] if key in found else known.get(key, _NEW)
+            before = (0, kept, kept - 1, ()) if isinstance(kept, int) else kept
+            if before is _NEW:
+                found[key] = (start, stop, end, ())
+            elif before is None:
+                found[key] = None
+            elif before[1] == start and before[2] is None and not before[3] and look.t is not None:
+                found[key] = (before[0], stop, end, ())
+            else:
+                found[key] = _joined(before, run, look, within=key in found)
+        return found if several else once | found
 
     def take(self, seen: Seen) -> None:
         """Remember the episodes of a batch that was written."""
@@ -140,7 +171,7 @@ def _joined(before: _Known, run: _Run, look: _Look, *, within: bool) -> _Known |
     Raises:
         EpisodeComesAgain: The episode had ended before these rows.
     """
-    _, start, stop, ends, _ = run
+    _, start, stop, ends_at, _ = run
     ranges = (before[:2], *before[3])
     again = look.t is None or any(low < stop and start < high for low, high in ranges)
     if again and look.shared and within:
@@ -148,8 +179,8 @@ def _joined(before: _Known, run: _Run, look: _Look, *, within: bool) -> _Known |
     end, last = before[2], max(high for _, high in ranges)
     if end is not None and (again or (stop - 1 > end and start != last)):
         raise _comes_again(run, end, look)
-    if ends:
-        end = stop - 1 if end is None else min(end, stop - 1)
+    if ends_at is not None:
+        end = ends_at if end is None else min(end, ends_at)
     first, *more = _merged((*ranges, (start, stop)))
     return (*first, end, tuple(more)) if len(more) < _MOST_RANGES else None
 
@@ -179,17 +210,24 @@ def _kind(policy: PolicySchema, name: str, kinds: str) -> bool:
     return ("U" if spec.kind == "text" and spec.dtype != "|S" else spec.numpy.kind) in kinds
 
 
-def _runs(part: SampleBatch, look: _Look) -> Sequence[_Run]:
-    """Return the runs of a policy's rows, in their order."""
-    if Columns.EPS_ID not in part or not len(part[Columns.EPS_ID]):  # A policy without rows.
-        return ()
+def _runs(part: SampleBatch, look: _Look) -> _Runs | None:
+    """Return the runs of a policy's rows; None: it has no rows."""
+    if Columns.EPS_ID not in part or not len(part[Columns.EPS_ID]):
+        return None
     plain = unpadded(part)
     keys = [to_numpy(plain[name]) for name in look.keys]
     t = None if look.t is None else to_numpy(plain[look.t])
     ends = np.zeros(len(keys[0]), bool)
     for name in look.flags:
         ends |= to_numpy(plain[name]).astype(bool, copy=False)
-    return _all_runs(keys, t, ends, look)
+    runs = _runs_of(keys, t, ends, look)
+    if len(runs.keys) <= _MANY_RUNS or len({*runs.keys}) == len(runs.keys):
+        return runs
+    row = _by_episode(keys)
+    if row is None:
+        return runs
+    runs = _runs_of([values[row] for values in keys], None if t is None else t[row], ends[row], look)
+    return runs._replace(rows=row[runs.rows].tolist())
 
 
 def _one_run(batch: Batch, look: _Look) -> _Run | None:
@@ -217,34 +255,37 @@ def _one_run(batch: Batch, look: _Look) -> _Run | None:
             key.append(columns[name].item(0))
     except (TypeError, LookupError):  # Tensors, or no rows.
         return None
-    return tuple(key), start, stop, ends, 0
+    return tuple(key), start, stop, stop - 1 if ends else None, 0
 
 
-def _all_runs(
-    keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_], look: _Look
-) -> Sequence[_Run]:
-    first, row = _starts(keys, t, ends), None
-    if len(first) > _MANY_RUNS and (row := _by_episode(keys)) is not None:
-        keys, ends = [values[row] for values in keys], ends[row]
-        t = None if t is None else t[row]
-        first = _starts(keys, t, ends)
-    last = np.append(first[1:], len(ends)) - 1
-    named = zip(repeat(look.policy), *(values[first].tolist() for values in keys))
-    begin: list[int] = [0] * len(first) if t is None else t[first].tolist()
-    stop: list[int] = [1] * len(first) if t is None else (t[last] + 1).tolist()
-    rows = first if row is None else row[first]
-    return list(zip(named, begin, stop, ends[last].tolist(), rows.tolist(), strict=True))
+def _runs_of(keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_], look: _Look) -> _Runs:
+    first, last = _bounds(keys, t, ends)
+    steps: list[int] = [0] * len(last) if t is None else t[last].tolist()
+    closes: list[int | None] = [*steps]
+    for run in np.flatnonzero(~ends[last]).tolist():
+        closes[run] = None
+    return _Runs(
+        [*zip(repeat(look.policy), *(values[first].tolist() for values in keys))],
+        [0] * len(first) if t is None else t[first].tolist(),
+        [step + 1 for step in steps],
+        closes,
+        first.tolist(),
+    )
 
 
-def _starts(keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the first row of each run."""
-    starts = np.ones(len(ends), bool)
-    np.copyto(starts[1:], ends[:-1])
+def _bounds(
+    keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the first and the last row of each run."""
+    breaks = np.ones(len(ends) + 1, bool)
+    inner = breaks[1:-1]  # Between two rows each.
+    inner[:] = ends[:-1]
     for values in keys:
-        starts[1:] |= values[1:] != values[:-1]
+        inner |= values[1:] != values[:-1]
     if t is not None:
-        starts[1:] |= t[1:] != t[:-1] + 1
-    return np.flatnonzero(starts)
+        inner |= t[1:] != t[:-1] + 1
+    at = np.flatnonzero(breaks)
+    return at[:-1], at[1:] - 1
 
 
 def _by_episode(keys: list[NDArray[Any]]) -> NDArray[np.int64] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +24,10 @@ __all__ = ["EnvRows"]
 
 _INT64: Final = 1 << 63
 
+#: Rows of an episode with consecutive steps: the first row and its step; the episode's id, seed (-1: none)
+#: and start, in milliseconds since 1970-01-01 UTC. A plain tuple, because each `reset` makes one.
+_Run: TypeAlias = tuple[int, int, int, int, int]
+
 
 class _Buffer:
     """One value of a space for each step, nested or not."""
@@ -31,6 +36,8 @@ class _Buffer:
         self._column, self._giver = column, giver
         self._leaves = leaves_of(space)
         self._arrays = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        #: Values that were kept; arrays as those of the rows, once there is one.
+        self._kept: list[NDArray[Any]] = []
         first = self._leaves[0]
         #: The array of a space that is a single array: assigned to without a loop.
         self._plain = None if first.path or first.is_object else self._arrays[0]
@@ -61,23 +68,25 @@ class _Buffer:
                 part = own_copy(part)
             array[at] = part
 
-    def row(self, at: int) -> list[Any]:
-        """Copies of row ``at``, one for each leaf."""
-        return [own_copy(array[at]) for array in self._arrays]
+    def keep(self, at: int, number: int) -> None:
+        """Keep row ``at`` as the kept value ``number``."""
+        if not self._kept:
+            self._kept = [np.zeros(array.shape, array.dtype) for array in self._arrays]
+        for array, kept in zip(self._arrays, self._kept, strict=True):
+            kept[number] = array[at]
 
     def move(self, at: int, to: int) -> None:
         """Copy row ``at`` to row ``to``."""
         for array in self._arrays:
             array[to] = array[at]
 
-    def columns(self, first: int, rows: int, changed: list[tuple[int, list[Any]]] | None = None) -> Column:
-        """Some rows, nested like the space: views, or copies if some rows are ``changed``."""
+    def columns(self, first: int, rows: int, replaced: Sequence[int] = ()) -> Column:
+        """Some rows, nested like the space: views, or copies if kept values replace the rows ``replaced``."""
         parts = [array[first : first + rows] for array in self._arrays]
-        if changed:
+        if replaced:
             parts = [part.copy() for part in parts]
-            for at, values in changed:
-                for part, value in zip(parts, values, strict=True):
-                    part[at] = value
+            for part, kept in zip(parts, self._kept, strict=True):
+                part[replaced] = kept[: len(replaced)]
         made: Column = nested(self._leaves, parts)
         return made
 
@@ -110,14 +119,11 @@ class EnvRows:
         self.extras: dict[str, NDArray[Any]] = {}
         self._begun = False
         self.count: int = 0
-        #: Id, step and seed of each row's episode; and those of the next row.
-        self._keys: list[tuple[int, int, int]] = []
-        self._next = (0, 0, -1)
-        #: When the episodes of the rows, and the running one, began.
-        self._starts: dict[int | str, int] = {}
-        #: Last rows of episodes, and rows before a gap, and the observations after them: the next row begins
-        #: with another observation.
-        self._finals: list[tuple[int, list[Any]]] = []
+        #: The runs of the rows, in order; the next row belongs to the last one.
+        self._runs: list[_Run] = []
+        #: Last rows of episodes, and rows before a gap. The observations after them were kept: the next row
+        #: begins with another observation.
+        self._finals: list[int] = []
         #: Whether the observation before the next step is unknown, because it did not fit.
         self._unseen = False
 
@@ -134,16 +140,22 @@ class EnvRows:
         """
         self._keep_final()
         self._obs.put(self.count, obs)
-        self._next = eps_id, 0, -1 if seed is None else seed
-        self._starts[eps_id] = utc_ms()
+        self._begin((self.count, 0, eps_id, -1 if seed is None else seed, utc_ms()))
         self._unseen = False
+
+    def _begin(self, run: _Run) -> None:
+        runs = self._runs
+        if runs and runs[-1][0] == run[0]:  # It has no rows.
+            runs.pop()
+        runs.append(run)
 
     def _keep_final(self) -> None:
         """Keep the observation after the last row, because the next row begins with another one."""
         at = self.count
         # Only once: a later observation that did not fit may have overwritten part of that row.
-        if at and not (self._finals and self._finals[-1][0] == at - 1):
-            self._finals.append((at - 1, self._obs.row(at)))
+        if at and not (self._finals and self._finals[-1] == at - 1):
+            self._obs.keep(at, len(self._finals))
+            self._finals.append(at - 1)
 
     def act(self, action: Any, extras: dict[str, Any]) -> None:
         """Store the action of the next step, and extra columns, before the environment can change them.
@@ -167,12 +179,11 @@ class EnvRows:
             SchemaError: A value cannot be stored. The step is not recorded; ``t`` counts it.
         """
         at = self.count
-        key = eps_id, t, seed = self._next
-        self._next = eps_id, t + 1, seed
         try:
             self._obs.put(at + 1, obs)
         except BaseException:
             self._unseen = True
+            self._pass_over()
             raise
         try:
             if self._unseen:
@@ -185,15 +196,20 @@ class EnvRows:
             self._rewards[at] = reward if usual else as_reward(reward, giver=ENV)
             if self._infos is not None:
                 self._infos.append(stored_info(info))
-        except SchemaError:
+        except BaseException:
+            self._pass_over()
             self._keep_final()
             self._obs.move(at + 1, at)
             raise
         self._terminateds[at] = terminated
         self._truncateds[at] = truncated
-        self._keys.append(key)
         self.count = at + 1
         self._begun = True
+
+    def _pass_over(self) -> None:
+        """Count a step that is not recorded: the next row has the step after it."""
+        row, t, eps_id, seed, began = self._runs[-1]
+        self._begin((self.count, t + self.count - row + 1, eps_id, seed, began))
 
     def _add_extras(self, extras: dict[str, Any]) -> None:
         """Store extra columns of the next step; every step must have the same ones.
@@ -229,7 +245,9 @@ class EnvRows:
     def batch(self) -> SampleBatch:
         """The rows: views, except for ``eps_id`` and ``t``."""
         rows = self.count
-        eps_ids, ts, seeds = np.array(self._keys, np.int64).T.copy()
+        first, t, eps_ids, seeds, began = zip(*self._runs, strict=True)
+        bounds = np.array((*first, rows))
+        lengths = bounds[1:] - bounds[:-1]
         columns: dict[str, Any] = {
             Columns.OBS: self._obs.columns(0, rows),
             Columns.ACTIONS: self.actions.columns(0, rows),
@@ -240,20 +258,21 @@ class EnvRows:
         }
         if self._infos is not None:
             columns[Columns.INFOS] = object_column(self._infos)
-        columns[Columns.EPS_ID], columns[Columns.T] = eps_ids, ts
+        columns[Columns.EPS_ID] = np.array(eps_ids, np.int64).repeat(lengths)
+        columns[Columns.T] = np.arange(rows) + (t - bounds[:-1]).repeat(lengths)
         if self._seeds:
-            columns[Columns.ENV_SEED] = seeds
+            columns[Columns.ENV_SEED] = np.array(seeds, np.int64).repeat(lengths)
         for name, buffer in self.extras.items():
             columns[name] = buffer[:rows]
         # As vector environments and runners record it: all of them may share a data set.
         columns[Columns.ENV_ID] = np.zeros(rows, np.int64)
-        return SampleBatch(columns, episode_starts=dict(self._starts))
+        return SampleBatch(columns, episode_starts=dict(zip(eps_ids, began, strict=True)))
 
     def written(self) -> None:
         """Drop the rows; the episode continues."""
         rows = self.count
-        self._keys.clear()
-        self._starts = {self._next[0]: self._starts[self._next[0]]}
+        row, t, eps_id, seed, began = self._runs[-1]
+        self._runs = [(0, t + rows - row, eps_id, seed, began)]
         self._finals.clear()
         self._obs.move(rows, 0)
         if self._infos is not None:
