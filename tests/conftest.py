@@ -5,6 +5,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -169,6 +170,19 @@ def _writers_end(_memory_forgets: None) -> Iterator[None]:
     yield
     for writer in _written_writers - before:
         writer.close()
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What rlio logs in this test: not what threads of earlier tests say, nor other libraries' finalizers."""
+    others = set(threading.enumerate()) - {threading.main_thread()}
+
+    def is_of_this_test(record: logging.LogRecord) -> bool:
+        return record.name.startswith("rlio") and threading.current_thread() not in others
+
+    caplog.handler.addFilter(is_of_this_test)
+    yield caplog
+    caplog.handler.removeFilter(is_of_this_test)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -51,6 +51,15 @@ Handler: TypeAlias = Callable[[Call], Any]
 
 #: Exit code of a child that died at a call.
 DIED: Final = 77
+
+
+def open_files_below(folder: str | os.PathLike[str]) -> list[str]:
+    """Files and folders below ``folder`` that this process has open: not those of other tests."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # It was that of the listing, or of another thread.
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(path for path in found if path.startswith(os.path.realpath(folder)))
 
 
 @contextmanager

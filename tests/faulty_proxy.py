@@ -48,6 +48,8 @@ class Proxy:
 
     def close(self) -> None:
         """Take no more connections."""
+        with contextlib.suppress(OSError):  # Ends the wait for one; a close alone would leave it.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _next(self) -> Spoil | None:

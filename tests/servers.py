@@ -70,7 +70,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(command: list[str], port: int, *, seconds: float = 30, **options: Any) -> Iterator[None]:
+def process(command: list[str], port: int, *, seconds: float = 120, **options: Any) -> Iterator[None]:
     """Run ``command`` until the block ends; wait first until it listens on ``port``."""
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,6 +218,15 @@ def test_the_installed_command_and_an_unknown_one(tmp_path: Path) -> None:
     assert "nonsense" in found.stderr
 
 
+@pytest.fixture
+def _handler_goes() -> Iterator[None]:
+    """`main` sets a handler of SIGTERM, which children of later tests would inherit."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_handler_goes")
 def test_an_error_of_ours_is_its_message_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +238,7 @@ def test_an_error_of_ours_is_its_message_and_an_exit_code(
     assert line.startswith("rlio: DataNotFound: ")
 
 
+@pytest.mark.usefixtures("_handler_goes")
 def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ZeroDivisionError

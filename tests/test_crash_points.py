@@ -234,7 +234,7 @@ class _Traced:
         done = subprocess.run(
             [*command, *options, sys.executable, str(self._program), str(root), self._kind, str(self._acked)],
             check=False,
-            timeout=60,
+            timeout=240,
             capture_output=True,
             text=True,
             # What is cached once is not made again: every run makes the same calls while it imports.

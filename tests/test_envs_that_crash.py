@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,7 +157,7 @@ def test_a_first_observation_that_does_not_fit_is_a_failed_reset_and_the_last_st
 @pytest.mark.parametrize(("how", "t"), [("die", 3), ("hang", 3), *further(("die", 0))])
 def test_a_process_that_dies_or_hangs_is_replaced(how: str, t: int) -> None:
     fails = fails_once(1, episode=2, t=t, how=how)
-    stepper = stepper_of(fails, "async", env_step_timeout=2.0 if how == "hang" else None)
+    stepper = stepper_of(fails, "async", env_step_timeout=5.0 if how == "hang" else None)
     seen = sampled(stepper, until=5)
     # The reset is part of the step before it, whose row is lost with it: nobody is left to tell of it.
     assert seen.faulty == [1]
@@ -234,8 +234,8 @@ def test_pauses_grow_up_to_a_bound_and_the_others_go_on_meanwhile(monkeypatch: p
     )
     monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 1.0)
     monkeypatch.setattr("rlio.envs.restarts._MAX_PAUSE_S", 2.5)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr("rlio.envs.restarts.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("rlio.envs.local.time", SimpleNamespace(sleep=sleep))
     seen = Transitions(stepper.reset())
     back = []
     for step in range(40):
@@ -278,8 +278,8 @@ def test_where_all_are_down_it_waits_for_the_first(monkeypatch: pytest.MonkeyPat
         max_restarts=100,
     )
     monkeypatch.setattr("rlio.envs.restarts._PAUSE_S", 1.0)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr("rlio.envs.restarts.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("rlio.envs.local.time", SimpleNamespace(sleep=sleep))
     seen = Transitions(stepper.reset())
     for _ in range(LENGTH + 6):
         seen.add(stepper.step(ACTIONS[:1]))

@@ -248,7 +248,7 @@ def test_processes_end_with_their_environments() -> None:
     assert len(running() - before) == 3
     stepper.close()
     stepper.close()
-    assert running() == before
+    assert running() <= before, "those of other tests may end meanwhile"
 
 
 def test_environments_of_unlike_spaces_are_refused_and_leave_no_process() -> None:
@@ -263,7 +263,7 @@ def test_environments_of_unlike_spaces_are_refused_and_leave_no_process() -> Non
     context = EnvContext({"wait": lambda env: None})
     with pytest.raises(OptionError, match="environment 1 has the spaces"):
         make_stepper(make, RolloutConfig(num_envs=2, vectorize_mode="async"), context)
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_an_environment_that_cannot_be_made_there_is_an_option_error_and_leaves_no_process() -> None:
@@ -276,7 +276,7 @@ def test_an_environment_that_cannot_be_made_there_is_an_option_error_and_leaves_
 
     with pytest.raises(OptionError, match="port in use"):
         make_stepper(make, RolloutConfig(num_envs=3, vectorize_mode="async"))
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 class Unpicklable(Exception):
@@ -336,7 +336,9 @@ def test_what_hangs_is_not_waited_for_when_others_are_asked() -> None:
         if env.index == 1:
             multiprocessing.get_context().Event().wait()
 
-    stepper = stepper_of(wait, remote_env_batch_wait_ms=0.0, env_step_timeout=1.0)
+    stepper = stepper_of(
+        wait, remote_env_batch_wait_ms=0.0, env_step_timeout=3.0
+    )  # Two others answer in time on a busy machine, too.
     stepper.reset()
     stepper.step(np.zeros(3, int))
     assert stepper.envs.get_attr("index") == (0, None, 2)

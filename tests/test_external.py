@@ -263,6 +263,7 @@ def test_an_error_of_the_policy_reaches_both_sides() -> None:
 
 
 def test_stopping_lets_the_loops_go() -> None:
+    others = set(threading.enumerate())
     env = Loops(side_by_side=3)
     runner = ExternalRunner(env, RandomPolicy())
     runner.run(10)
@@ -272,7 +273,8 @@ def test_stopping_lets_the_loops_go() -> None:
         runner.run(10)
     with pytest.raises(ClosedError):
         env.start_episode()
-    assert not [t for t in threading.enumerate() if t.name == "rlio-external-env"]
+    started = set(threading.enumerate()) - others
+    assert not [thread for thread in started if thread.name == "rlio-external-env"]
 
 
 def test_wrong_calls_say_what_is_wrong() -> None:
@@ -406,7 +408,7 @@ def test_who_does_not_know_the_token_gets_nothing() -> None:
     server = PolicyServerInput(RandomPolicy(), spaces=(OBS, ACT))
     with pytest.raises(UnsafeData, match="token"):
         PolicyClient(server.url, "guessed-it").start_episode()
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     connection.request("POST", "/v1/get_weights")
     assert connection.getresponse().status == 401
     with pytest.raises(OptionError, match="8 ASCII"):
@@ -448,7 +450,7 @@ def test_what_strangers_send_is_refused_by_name(command: str, body: bytes, statu
         limits=ServerLimits(request_bytes=10_000 + 100_000 * (b"[[" in body)),
     )
     server.runner.episodes.start("e")
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     connection.request("POST", f"/v1/{command}", body, {"Authorization": f"Bearer {server.token}"})
     response = connection.getresponse()
     told = json.loads(response.read())
@@ -583,8 +585,10 @@ def test_a_black_hole_swallows_what_nobody_takes() -> None:
 
 
 def test_live_experience_is_sampled_in_a_thread() -> None:
+    others = set(threading.enumerate())
     runner = EnvRunner("CartPole-v1", RandomPolicy(), seed=0)
     with RecordingInput(AsyncInput(SamplerInput(runner)), NoopOutput()) as reader:
         rows = [reader.sample() for _ in range(5)]
     assert sum(map(len, rows)) == 1000
-    assert not [t for t in threading.enumerate() if t.name == "rlio-async-input"]
+    started = set(threading.enumerate()) - others
+    assert not [thread for thread in started if thread.name == "rlio-async-input"]

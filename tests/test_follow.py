@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,15 +203,23 @@ def test_a_writer_that_was_closed_without_rows_is_served() -> None:
         assert len(drain(reader)) == 5
 
 
-def test_the_idle_time_begins_with_the_wait_for_a_row() -> None:
+def test_the_idle_time_begins_with_the_wait_for_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner that takes its time between two batches is not told that the data is at its end."""
     root = fresh_root()
     grow(root, A, 0, 5)
+    looks, real = itertools.count(), Storage.list
+
+    def rows_at_the_second_look(self: Storage, prefix: str = "", **options: Any) -> Any:
+        if prefix == "data" and next(looks) == 1:
+            grow(root, A, 5, 5)
+        return real(self, prefix, **options)
+
     with follow(root, idle_timeout=0.5) as reader:
         reader.sample(5)
         time.sleep(0.7)
-        threading.Timer(0.1, grow, (root, A, 5, 5)).start()
+        monkeypatch.setattr(Storage, "list", rows_at_the_second_look)
         assert reader.sample(5)["t"].tolist() == [5, 6, 7, 8, 9]
+    assert next(looks) > 1
 
 
 def test_without_a_size_a_batch_is_what_is_there() -> None:
@@ -271,15 +281,16 @@ def test_an_empty_poll_is_one_listing_and_batches_that_are_there_need_none(
 def test_listings_that_take_long_are_as_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     root = fresh_root()
     grow(root, A, 0, 3)
-    real = Storage.list
+    real, now = Storage.list, [0.0]
+    monkeypatch.setattr("rlio.following.follow.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def slow(self: Storage, prefix: str = "", **options: Any) -> Any:
-        time.sleep(0.02)
+        now[0] += 0.02
         return real(self, prefix, **options)
 
     with follow(root, idle_timeout=0, poll_seconds=0.01) as reader:
         assert drain(reader) == [0, 1, 2]
-        assert reader._pass.pause < 0.2  # type: ignore[attr-defined] # it is not waited for here
+        assert reader._pass.pause == 0.01  # type: ignore[attr-defined] # it is not waited for here
         monkeypatch.setattr(Storage, "list", slow)
         reader.load_state_dict(reader.state_dict())
         assert drain(reader) == []

@@ -481,12 +481,12 @@ def test_closing_and_interrupting_end_a_wait(end: Any) -> None:
         replay.sample()
 
 
-def feeding() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "rlio-feed"]
-
-
 def test_no_thread_is_left_behind_not_even_by_a_reader_that_nobody_closed() -> None:
-    until(lambda: not feeding())
+    others = set(threading.enumerate())
+
+    def feeding() -> list[threading.Thread]:
+        return [one for one in set(threading.enumerate()) - others if one.name == "rlio-feed"]
+
     replay = replay_of(finished({A: 50}))
     replay.sample()
     assert len(feeding()) == 1

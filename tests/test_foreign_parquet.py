@@ -332,7 +332,7 @@ def test_a_registered_extension_type_is_refused_before_its_code_runs(tmp_path: P
             assert batch["obs"].shape == (2, 3, 4)
         assert not calls, calls
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=240)
 
 
 def test_extension_types_are_found_at_any_depth() -> None:

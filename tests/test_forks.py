@@ -17,6 +17,7 @@ from counter_env import episode
 from crash_child import fork, wait_for
 from further import further
 from stored_batches import group_bytes, numbered, store
+from threads import in_a_thread
 
 import rlio
 import rlio.torch
@@ -207,6 +208,34 @@ def test_what_reads_ahead_goes_on_after_an_error_and_a_halt_but_not_after_an_int
     with pytest.raises(ClosedError):
         ahead.get()
     assert not [thread for thread in threading.enumerate() if thread.name == "rlio-test"]
+
+
+def test_a_child_that_is_forked_while_a_thread_starts_knows_that_it_is_its_parents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for ever for the lock under which the thread starts."""
+    starting, go_on, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def slowly(self: threading.Thread) -> None:
+        if self.name == "rlio-test":
+            starting.set()
+            go_on.wait(60)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    ahead = ReadAhead(lambda: 1, 2, name="rlio-test")
+    first = in_a_thread(ahead.get)
+    assert starting.wait(60)
+
+    def act() -> None:
+        refused(ahead.get)
+        ahead.interrupt()
+        assert ahead.halt() == []
+
+    in_a_child(act)
+    go_on.set()
+    assert first.result() == 1
+    ahead.halt()
 
 
 def always(root: str) -> InputReader:

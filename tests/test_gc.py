@@ -353,7 +353,7 @@ def test_gc_without_grace_removes_the_unfinished_file_of_a_writer_that_was_kille
         pending = PendingFile(str(tmp_path), sync=False)
         pending.write(memoryview(b"half"))
         ready.send(True)
-        time.sleep(60)
+        time.sleep(600)
         os._exit(1)
     try:
         assert held.recv()

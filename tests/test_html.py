@@ -189,7 +189,7 @@ def test_a_browser_shows_each_thing_in_the_colours_of_the_page(
     page.write_text(f"<!doctype html><meta charset=utf-8><body style='{style}'>{bodies}")
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1100,1700"]
     command += [f"--user-data-dir={tmp_path / 'user'}", f"--screenshot={picture}", page.as_uri()]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
     pixels = np.asarray(Image.open(picture).convert("RGB")).reshape(-1, 3).astype(int)
     colours = [[int(colour[n : n + 2], 16) for n in (1, 3, 5)] for colour in (paper, ink)]
     is_paper, is_ink = (np.abs(pixels - colour).max(1) < 40 for colour in colours)

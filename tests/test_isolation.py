@@ -82,13 +82,13 @@ def fail(tell: Callable[..., None]) -> None:
 def wait(tell: Callable[..., None]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tell(os.getpid())
-    time.sleep(60)
+    time.sleep(600)
 
 
 def hang(tell: Callable[..., None]) -> None:
     """As a native library does that holds the interpreter's lock."""
     tell(os.getpid())
-    ctypes.PyDLL(None).sleep(60)
+    ctypes.PyDLL(None).sleep(600)
 
 
 def test_a_process_gives_its_result_what_it_tells_and_what_it_logs(caplog: pytest.LogCaptureFixture) -> None:

@@ -116,7 +116,7 @@ def test_rows_whose_answers_were_all_lost_are_in_the_log_of_a_dead_writer_and_re
             process.stdin.write("write\n")
             process.stdin.flush()
             assert process.stdout.readline() == "written\n"
-            until = time.monotonic() + 30
+            until = time.monotonic() + 60
             while not between.spoiled:
                 assert time.monotonic() < until
                 time.sleep(0.01)
@@ -132,7 +132,7 @@ def test_rows_whose_answers_were_all_lost_are_in_the_log_of_a_dead_writer_and_re
 
 _WRITING = """
 import faulthandler, sys
-faulthandler.dump_traceback_later(60, exit=True)  # Says where it hangs, if it does.
+faulthandler.dump_traceback_later(240, exit=True)  # Says where it hangs, if it does.
 sys.path.insert(0, {tests!r})
 from rlio import ParquetWriter, Roll
 from rlio.log.spool import Spool

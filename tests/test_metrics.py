@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,7 @@ def test_the_metrics_of_several_workers_add_up() -> None:
 def test_time_is_counted_within_and_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows "sample throughput" and "time between samples"."""
     clock = iter([0.0, 2.0, 5.0, 6.0, 16.0, 17.0])
-    monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(metrics_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     collector = MetricsCollector()
     for _ in range(3):
         collector.begin()
@@ -226,7 +227,7 @@ def test_performance_is_milliseconds_a_step(
 ) -> None:
     """Row "perf stats" of 2.3, and its ``sampler_perf_stats_ema_coef``."""
     clock = [0.0]
-    monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(metrics_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     perf = PerfCounters(ema_coef)
     # RLlib's _PerfStats divides by zero here (5.3, 32).
     assert perf.take() == (0, {})

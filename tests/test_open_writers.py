@@ -36,7 +36,7 @@ def test_a_follower_waits_for_a_writer_that_has_stored_nothing_yet(tmp_path: Pat
     assert thread.is_alive(), "it ended while a writer was open"
     second.write(numbered(2, 3))
     second.close()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert sorted(found) == [0, 1, 2, 3, 4]
 
@@ -73,7 +73,12 @@ def test_a_writer_on_s3_that_is_left_open_stores_its_rows_when_the_interpreter_e
     )
     environment = {**os.environ, "RLIO_SPOOL": str(tmp_path)}
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert len(rlio.open_dataset(root, storage_options=server.options)) == 100

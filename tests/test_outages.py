@@ -57,6 +57,7 @@ class Store:
         self.altogether = False
         self.hangs = threading.Event()
         self.mended = threading.Event()
+        self.hung = 0  # Calls that were given up unanswered, after a minute.
         self.stored: list[str] = []
         self.root = f"outage:///{uuid.uuid4().hex}/run"
         self.options: dict[str, Any] = {"target": MemoryFileSystem(), "choose": self._choose}
@@ -66,7 +67,7 @@ class Store:
         if call.operation != "pipe_file" and not self.altogether:
             return None
         if self.hangs.is_set():
-            self.mended.wait(60)
+            self.hung += not self.mended.wait(60)
         if self.down:
             return "before"
         if "/data/" in call.path and "_sealed" not in call.path:
@@ -318,6 +319,7 @@ def test_a_store_that_hangs_adds_no_pause_to_write(store: Store, kind: str) -> N
         begun = time.perf_counter()
         writer.write(steps(number * 10, 10))
         pauses.append(time.perf_counter() - begun)
+    assert store.hung == 0
     assert sum(pauses) < 5, "30 shards, none of which is waited for"
     assert sorted(pauses)[int(0.9 * len(pauses))] < 0.1
     store.mend()
@@ -353,11 +355,17 @@ def test_a_full_spool_makes_write_wait_and_then_raise_and_nothing_of_it_is_taken
 def test_a_write_that_waits_for_room_goes_on_as_soon_as_the_store_is_back(store: Store, kind: str) -> None:
     writer = store.writer(kind, spool={"max_bytes": 300_000, "block_seconds": 100})
     store.down = True
-    timer = threading.Timer(0.5, store.mend)
-    timer.start()
-    for number in range(40):
-        writer.write(steps(number * ROWS))
-    timer.join()
+    log = writer._publisher.log
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_room = log.wait_for_room
+
+        def mended_soon() -> None:
+            threading.Timer(0.1, store.mend).start()
+            wait_for_room()
+
+        patch.setattr(log, "wait_for_room", mended_soon)
+        for number in range(40):
+            writer.write(steps(number * ROWS))
     assert 0 < writer.seconds_waited < 60
     writer.close()
     assert store.rows() == list(range(40 * ROWS))

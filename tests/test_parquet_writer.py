@@ -484,7 +484,7 @@ def test_rows_of_a_writer_that_was_left_open_are_stored_when_the_interpreter_exi
         "raise SystemExit(3)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stderr) == (3, "")
     assert sorted(load(str(tmp_path))["t"].tolist()) == list(range(9))
@@ -497,7 +497,7 @@ def test_a_writer_that_was_refused_says_nothing_at_exit(tmp_path: Path) -> None:
         "except rlio.RlioError as error: kept = error\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stderr) == (0, "")
 

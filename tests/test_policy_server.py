@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import json
+import math
 import socket
 import threading
 import time
@@ -142,11 +143,10 @@ def test_clients_that_send_a_byte_now_and_then_keep_nobody_out(served: Any) -> N
     for _ in range(20):
         connection = socket.create_connection(address, timeout=60)
         threads.append(in_thread(lambda connection=connection: send_slowly(connection)))  # type: ignore[misc]
-    until(lambda: len(server._server._connections) == 20)
-    began = time.monotonic()
+    # On a busy machine one may be cut off before the last has come.
+    until(lambda: len(server._server._connections) == 20 or not all(each.is_alive() for each in threads))
+    # Each of them sends bytes all the time, far more often than every half second, and for 100 seconds.
     until(lambda: _is_let_in(server))
-    # Each of them has sent bytes all the time, far more often than every half second.
-    assert time.monotonic() - began < 5
     over.set()
     for thread in threads:
         thread.join(60)
@@ -162,7 +162,7 @@ def _is_let_in(server: PolicyServerInput) -> bool:
 
 
 def test_the_head_of_a_later_request_has_a_deadline_and_the_pause_before_it_has_none(served: Any) -> None:
-    server = served(limits=ServerLimits(head_seconds=0.4))
+    server = served(limits=ServerLimits(head_seconds=60))  # A busy machine may be slow to send a head.
     client = http.client.HTTPConnection(*server._server.server_address[:2], timeout=60)
     with contextlib.closing(client):
         for _ in range(2):
@@ -170,10 +170,11 @@ def test_the_head_of_a_later_request_has_a_deadline_and_the_pause_before_it_has_
             answer = client.getresponse()
             assert answer.status == 200
             answer.read()  # The head and the body may arrive apart.
-            time.sleep(0.8)
+            assert list(server._server._connections.values()) == [math.inf], "until when a head must come"
+        server.limits = ServerLimits(head_seconds=0.4)
         connection = client.sock
         with contextlib.suppress(OSError):
-            for byte in HEAD[:60]:
+            for byte in HEAD[:600]:  # For a minute.
                 connection.sendall(bytes([byte]))
                 time.sleep(0.1)
                 if not server._server._connections:
@@ -341,7 +342,7 @@ def posted(server: PolicyServerInput, command: str, body: Any, method: str = "PO
 def strict() -> Iterator[PolicyServerInput]:
     """A server whose episode ``e`` runs, and has acted once."""
     config = RolloutConfig(rollout_fragment_length=1, record_infos=True)
-    server = PolicyServerInput(RandomPolicy(), spaces=(INSIDE, STEERED), config=config, timeout=5)
+    server = PolicyServerInput(RandomPolicy(), spaces=(INSIDE, STEERED), config=config, timeout=60)
     episodes = server.runner.episodes
     episodes.start("e")
     thread = threading.Thread(target=episodes.get_action, args=("e", SEEN))
@@ -658,7 +659,7 @@ def test_episodes_of_clients_that_vanish_are_given_up(served: Any) -> None:
 
 def test_silence_counts_while_somebody_samples(served: Any) -> None:
     """A learner that takes its time does not end the data of clients who wait for it."""
-    server = served(idle_timeout=5.0)
+    server = served(idle_timeout=60.0)
     server._heard_at -= 100
     thread = threading.Thread(target=one_step, args=(server,), daemon=True)
     thread.start()
@@ -678,12 +679,10 @@ def test_who_waits_for_an_action_is_not_starved_by_those_who_report(served: Any)
     thread = threading.Thread(target=one_step, args=(server,), daemon=True)
     thread.start()
     seen = []
-    for _ in range(1000):
-        if not thread.is_alive():
-            break
+    while thread.is_alive() and len(seen) < 100_000:
         server.answer("report_samples", batch_to_bytes(rows(7, weights_seq_no=np.zeros(3, np.int64))))
         seen.append(len(server.sample()))
-    thread.join()
+    assert not thread.is_alive()
     server.answer("report_samples", batch_to_bytes(rows(7, weights_seq_no=np.zeros(3, np.int64))))
     seen += [len(server.sample())]
     assert set(seen) == {1, 3}
@@ -929,8 +928,8 @@ def test_options_that_cannot_be_are_refused() -> None:
     for limits in ({"connections": 0}, {"episode_seconds": -1.0}):
         with pytest.raises(OptionError, match="above 0"):
             ServerLimits(**limits)  # type: ignore[arg-type]
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for port in (99_999, -1):
         with pytest.raises(OptionError, match="cannot listen there"):
             PolicyServerInput(RandomPolicy(), spaces=(OBS, ACT), port=port)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before

@@ -38,13 +38,17 @@ class _Store:
         self.fails_from: int | None = None
         self.opens = threading.Event()
         self.opens.set()
+        self.hanging = 0
         put = Storage.put
 
         def shim(storage: Storage, path: str, data: bytes) -> None:
             name = ShardName.parse(path.rpartition("/")[2])
             if name is not None:
                 self.tried.append(name.first)
-                assert self.opens.wait(30)
+                self.hanging += 1
+                opens = self.opens.wait(60)
+                self.hanging -= 1
+                assert opens
                 if self.fails or (self.fails_from is not None and name.first >= self.fails_from):
                     raise PublishError("the store is gone")
             put(storage, path, data)
@@ -123,7 +127,7 @@ class _Logged:
         self.log.close(keep=False)
 
 
-def _wait(until: Callable[[], object], *, seconds: float = 20.0) -> None:
+def _wait(until: Callable[[], object], *, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end
@@ -290,12 +294,12 @@ def test_a_store_that_hangs_holds_up_neither_flush_nor_stop(tmp_path: Path, stor
     with impatient():
         _submit(publisher, 0)
         _submit(publisher, 2)
-        begun = time.monotonic()
+        _wait(lambda: store.hanging)
         with pytest.raises(PublishError, match="4 rows within"):
             publisher.flush(0.05)
         publisher.wait(0.05)
         publisher.close(seal_at=None)
-        assert time.monotonic() - begun < 10
+        assert store.hanging == 1, "it hangs for a minute, and was not waited for"
     store.opens.set()
     _wait(lambda: publisher._thread is None or not publisher._thread.is_alive())
     assert store.stored == [0]

@@ -213,7 +213,7 @@ def test_two_processes_that_build_the_same_store_at_once(tmp_path: Path) -> None
     ]
     for child in children:
         child.start()
-    assert [results.get(timeout=60) for _ in children] == [expected] * 2
+    assert [results.get(timeout=240) for _ in children] == [expected] * 2
     for child in children:
         child.join()
 

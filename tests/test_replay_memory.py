@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crash_child import fork, wait_for
+from crash_shim import open_files_below
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -283,13 +284,12 @@ def test_a_failed_sync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     for writable in (True, False):
         arrays = FileArrays(tmp_path, writable=writable, sizes=None if writable else {"a": 9})
         array = arrays.array("a", (9,), np.dtype("u1"))
         arrays.close()
         del array, arrays
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files_below(tmp_path) == []
 
 
 @given(st.lists(st.text(max_size=300), min_size=2, max_size=2, unique=True))

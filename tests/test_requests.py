@@ -16,8 +16,9 @@ import tracemalloc
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ from rlio.query.filters import RowFilter
 from rlio.schemas.shard_file import ShardFile
 from rlio.source.shards import ranges_of
 from rlio.source.snapshot import DatasetSnapshot
-from rlio.storage import InputFile, InputFiles, expand_inputs, open_input
+from rlio.storage import InputFile, InputFiles, expand_inputs, open_input, parallel
 from rlio.storage.filesystem import Retry, Storage
-from rlio.storage.parallel import REQUESTS, Plan, Range, busy_plans, each
+from rlio.storage.parallel import REQUESTS, Plan, Range, each
 from rlio.testing import FaultyFileSystem
 from rlio.testing.filesystem import Call, Fault
 
@@ -237,6 +238,21 @@ def request_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rlio-requests"]
 
 
+@contextmanager
+def requests_of_threads() -> Iterator[list[str]]:
+    """Counts what the pool is given meanwhile: its threads may have ended before somebody looks for them."""
+    given: list[str] = []
+    submit = parallel._Pool.submit
+
+    def counted(pool: Any, work: Any) -> Any:
+        given.append("a request")
+        return submit(pool, work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel._Pool, "submit", counted)
+        yield given
+
+
 def wait_until(true: Callable[[], bool]) -> None:
     end = time.monotonic() + DEADLINE
     while not true():
@@ -267,8 +283,9 @@ def test_a_reader_that_is_left_in_the_middle_keeps_no_thread_and_no_memory(kind:
 
 def read_some(kind: str, path: str, *, closes: bool) -> None:
     reader = opened(kind, path, options(no_fault))
-    reader.sample()
-    assert request_threads()
+    with requests_of_threads() as requests:
+        reader.sample()
+    assert requests
     if closes:
         reader.close()
 
@@ -381,10 +398,13 @@ def test_a_plan_requests_no_more_bytes_than_it_may_hold() -> None:
     assert sorted(store.begun) == ["0", "1", "large"]
 
 
-def test_the_plans_of_a_process_share_the_bytes_that_they_request_ahead() -> None:
+def test_the_plans_of_a_process_share_the_bytes_that_they_request_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = weakref.WeakSet[Plan]()  # Without those of readers that other tests have left.
+    monkeypatch.setattr(parallel, "busy_plans", busy)
     store, size = Counted(), 4 << 20
     store.go.set()
-    before = len(busy_plans)
     plans = [Plan() for _ in range(16)]
 
     def ahead(plan: Plan) -> int:
@@ -393,7 +413,7 @@ def test_the_plans_of_a_process_share_the_bytes_that_they_request_ahead() -> Non
     for number, plan in enumerate(plans):
         plan.expect(Range(store, f"{number} {place}", 0, size) for place in range(100))
     assert ahead(plans[0]) == 32 << 20  # It was alone.
-    assert len(busy_plans) == before + 16
+    assert len(busy) == 16
     for place in range(20):
         for number, plan in enumerate(plans):
             assert plan.take(store, f"{number} {place}", 0, size) is not None
@@ -404,7 +424,7 @@ def test_the_plans_of_a_process_share_the_bytes_that_they_request_ahead() -> Non
     assert ahead(plans[0]) == 32 << 20
     del plans, plan
     gc.collect()
-    assert len(busy_plans) == before
+    assert len(busy) == 0
 
 
 def test_a_request_that_failed_raises_once() -> None:
@@ -500,25 +520,28 @@ def opened_filtered(path: str, given: dict[str, Any]) -> Any:
 
 
 class Watch:
-    """Counts requests for the bytes of shards, each of which takes a while, and how many are under way.
+    """Counts requests for the bytes of shards, and how many are under way.
+
+    Each takes until no other begins for a while: on a busy machine the threads of the pool start late.
 
     ``operation``: only these: "open" fetches from the first byte on, "cat_file" other ranges.
     """
 
     def __init__(self, operation: str | None = None) -> None:
         self._operation = operation
-        self._lock, self._now = threading.Lock(), 0
+        self._changed, self._now = threading.Condition(), 0
         self.most = 0
         self.seen = Counter[str]()
 
     def __call__(self, call: Call) -> Fault | None:
         if reads_shard(call) and self._operation in (None, call.operation):
-            with self._lock:
+            with self._changed:
                 self._now += 1
                 self.most = max(self._now, self.most)
                 self.seen[call.path] += 1
-            time.sleep(0.05)
-            with self._lock:
+                self._changed.notify_all()
+                while self._changed.wait(0.05):
+                    pass
                 self._now -= 1
         return None
 
@@ -733,9 +756,10 @@ def test_a_reader_of_files_that_is_left_in_the_middle_keeps_no_thread_and_no_mem
 
     def read_begin() -> Any:
         reader = opened_files(path, options(no_fault))
-        for _ in range(4):  # So far that files are fetched ahead.
-            reader.sample()
-        assert request_threads()
+        with requests_of_threads() as requests:
+            for _ in range(4):  # So far that files are fetched ahead.
+                reader.sample()
+        assert requests
         if closes:
             reader.close()
             return reader  # It has nothing, although it is still there.

@@ -355,7 +355,7 @@ def test_while_a_writer_appends_every_row_is_counted_once(tmp_path: Path) -> Non
     thread = threading.Thread(target=record)
     thread.start()
     try:
-        until, looked = time.monotonic() + 30, 0
+        until, looked = time.monotonic() + 120, 0
         while (looked < 40 or acked[1] < 3_000) and time.monotonic() < until:
             least = acked[1]
             found = status(root)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from counter_env import episode
 from crash_child import fork, wait_for
+from followed_rows import until
 from further import first, further
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
@@ -115,7 +116,7 @@ def test_a_fork_does_not_wait_for_a_store_that_is_being_built(
     call = WAITING[name](kept)
     waiting = in_a_thread(call)
     assert waiting.is_running(0.1)
-    late = threading.Timer(5.0, go_on.set)
+    late = threading.Timer(30.0, go_on.set)
     late.start()
 
     def child() -> None:
@@ -124,7 +125,7 @@ def test_a_fork_does_not_wait_for_a_store_that_is_being_built(
                 each()
         kept.close()
 
-    assert wait_for(fork(child), seconds=30) == 0
+    assert wait_for(fork(child)) == 0
     assert not go_on.is_set(), "the fork waited for the build"
     late.cancel()
     go_on.set()
@@ -155,13 +156,12 @@ def test_a_sample_that_waits_for_a_build_ends_when_its_reader_is_closed(
         reader = BUILDING[name](root, kept)
         waiting = [in_a_thread(reader.sample) for _ in range(2)]
         assert all(each.is_running(0.05) for each in waiting)
-        release = threading.Timer(0.2, go_on.set)  # A reader that owns its store waits for its builder.
-        if name.startswith("epochs") and ended_by == "close":
-            release.start()
-        in_a_thread(getattr(reader, ended_by)).result()
+        ending = in_a_thread(getattr(reader, ended_by))
         for each in waiting:
             assert isinstance(each.result(), ClosedError)
-        release.cancel()
+        if name.startswith("epochs") and ended_by == "close":
+            go_on.set()  # A reader that owns its store waits for its builder.
+        assert ending.result() is None
         go_on.set()
         reader.close()
         with pytest.raises(ClosedError):
@@ -367,6 +367,7 @@ def test_other_calls_wait_for_a_sample_in_the_middle_of_a_batch() -> None:
         "dropped": 0,
     }
     sampling = in_a_thread(mixture.sample)
+    until(lambda: reader.begun == 1)
     calls = [
         in_a_thread(call)
         for call in (reader.state_dict, mixture.state_dict, lambda: mixture.counts, reader.sample)
@@ -455,6 +456,7 @@ def test_rows_that_wait_for_their_turn_are_not_appended_to_a_closed_store() -> N
 
 def test_eight_threads_draw_from_a_data_set_that_is_followed(root: str) -> None:
     ratio = rlio.SamplesPerInsert(max=4, min_size=10)  # The first ten rows are not counted.
+    others = set(threading.enumerate())
     with rlio.FollowingReplay(root, capacity=ROWS, batch_size=6, ratio=ratio, seed=0) as replay:
 
         def draw() -> int:
@@ -468,7 +470,7 @@ def test_eight_threads_draw_from_a_data_set_that_is_followed(root: str) -> None:
         drawn = together(*[draw] * THREADS)
         assert sum(drawn) == 4 * (ROWS - 10)
         assert replay.counters == FollowCounters(ROWS, sum(drawn), ROWS)
-        assert [thread.name for thread in threading.enumerate()].count("rlio-feed") <= 1
+        assert [thread.name for thread in set(threading.enumerate()) - others].count("rlio-feed") <= 1
 
 
 def test_a_state_is_taken_while_a_sample_waits_for_rows(tmp_path: Path) -> None:
@@ -504,9 +506,10 @@ class Waits(InputReader):
     """A reader of a plug-in that waits until it is interrupted; its author calls no __init__ of the base."""
 
     def __init__(self) -> None:
-        self.over = threading.Event()
+        self.begun, self.over = threading.Event(), threading.Event()
 
     def _next(self) -> rlio.SampleBatch:
+        self.begun.set()
         self.over.wait()
         raise ClosedError("it was interrupted")
 
@@ -569,9 +572,10 @@ def test_a_reader_that_cannot_be_interrupted_is_closed_beside_its_call(
         def _close(self) -> None:
             self.over.set()
 
-    reader = rlio.MappedInput(rlio.MappedInput(Late()))
+    late = Late()
+    reader = rlio.MappedInput(rlio.MappedInput(late))
     waiting = in_a_thread(reader.sample)
-    assert waiting.is_running(0.02)
+    assert late.begun.wait(60)
     in_a_thread(reader.close).result()
     assert isinstance(waiting.result(), ClosedError)
     (record,) = [record.message for record in caplog.records if "is closed while" in record.message]
@@ -852,13 +856,15 @@ class Slow(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self) -> None:
-        self.go_on, self.t = threading.Event(), 0
+        self.go_on, self.waits, self.t = threading.Event(), threading.Event(), 0
         self.go_on.set()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return self._seen(), {}
 
     def step(self, action: Any) -> Any:
+        if not self.go_on.is_set():
+            self.waits.set()
         self.go_on.wait(60)
         self.t += 1
         return self._seen(), 1.0, False, False, {}
@@ -912,7 +918,7 @@ def test_a_recorder_refuses_a_step_beside_a_step(tmp_path: Path, kind: str) -> N
     recording.step(action)
     env.go_on.clear()
     stepping = in_a_thread(lambda: recording.step(action))
-    assert stepping.is_running(0.05)
+    assert env.waits.wait(60)
     for call in (
         lambda: recording.step(action),
         recording.reset,
@@ -967,7 +973,14 @@ def test_eight_threads_step_one_recorder_and_what_was_not_refused_is_recorded(
 def test_a_child_does_not_wait_for_a_call_that_a_thread_of_its_parent_was_in(root: str, name: str) -> None:
     reader = ENDLESS[name](root)
     waiting = in_a_thread(reader.sample)
-    assert waiting.is_running(0.05)
+    lock = reader._turns_of_threads.lock
+
+    def is_in_the_call() -> bool:
+        if free := lock.acquire(blocking=False):
+            lock.release()
+        return not free
+
+    until(is_in_the_call)
 
     def child() -> None:
         for call in (reader.sample, lambda: reader.sample(3), reader.state_dict):
@@ -975,7 +988,7 @@ def test_a_child_does_not_wait_for_a_call_that_a_thread_of_its_parent_was_in(roo
                 call()
         reader.close()
 
-    assert wait_for(fork(child), seconds=10) == 0
+    assert wait_for(fork(child)) == 0
     reader.close()
     assert isinstance(waiting.result(), ClosedError)
 

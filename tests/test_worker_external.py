@@ -227,7 +227,7 @@ def test_learning_on_the_policy_itself_does_not_overlap_its_acting_in_a_thread()
         changes = policy.changes
         policy.acted.clear()
         worker.sample(60)
-        assert policy.acted.is_set(), "it goes on acting afterwards"
+        assert policy.acted.wait(60), "it goes on acting afterwards"
     assert changes == 10
     assert policy.clashes == []
 

@@ -248,7 +248,7 @@ with writer:
     "a_child_that_outlives_its_parent": """
 if os.fork() == 0:
     (site.folder / "child").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 site.write(writer, 3)
 os._exit(0)

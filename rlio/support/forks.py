@@ -178,8 +178,13 @@ class ReadAhead(Generic[T]):
             self._queue.stopped = False
             # A daemon, because the interpreter waits for other threads before any code can end them.
             thread = threading.Thread(target=self._queue.fill, name=self._name, daemon=True)
-            thread.start()
+            # First, so that a child which is forked meanwhile waits neither for the thread nor for this lock.
             self._thread = thread
+            try:
+                thread.start()
+            except RuntimeError:  # The system has no more threads.
+                self._thread = None
+                raise
             self._finalizer = weakref.finalize(self, _end, self._queue, thread, self._owner, _LAST_SECONDS)
 
     def get(self) -> T:
