@@ -357,6 +357,8 @@ def test_a_group_that_nobody_closed_is_closed_at_exit_and_waiters_can_be_let_go(
 ) -> None:
     """The last of those with this group."""
     workers, folder = group
+    for _ in range(5):
+        assert len(workers.sample()) == 2 * STEPS
     (folder / "wait-1").touch()
     workers.interrupt()
     with pytest.raises(ClosedError, match="interrupted"):

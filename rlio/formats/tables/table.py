@@ -555,10 +555,10 @@ def _flag_of_structs(values: Any, keys: tuple[str, ...]) -> Any:
     if not keys:
         is_flag = pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)
         return values.fill_null(pa.scalar(0).cast(values.type)) if is_flag else values
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        flags = pc.match_substring_regex(values, cut_text(keys)).fill_null(False)
+    texts = values.dictionary if pa.types.is_dictionary(values.type) else values
+    if pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type):
+        flags = pc.match_substring_regex(texts, cut_text(keys))
+        flags = (flags if texts is values else flags.take(values.indices)).fill_null(False)
         return pa.StructArray.from_arrays([flags], [".".join(keys)])
     key = _key_in(values.type, keys)
     if not key or pa.types.is_null(values.type.field(key).type):
