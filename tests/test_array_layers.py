@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from further import further
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
@@ -110,7 +111,7 @@ def test_other_observations_and_much_work_are_left_to_torch() -> None:
     assert outputs_in_numpy(choices, np.zeros(5, np.int64)) is None
 
 
-@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("start", [0, *further(7)])
 @pytest.mark.parametrize("kind", [TorchPolicy, ActorCritic])
 def test_policies_draw_the_same_actions_either_way(
     kind: type[TorchPolicy], start: int, monkeypatch: pytest.MonkeyPatch

@@ -80,6 +80,7 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
+@pytest.mark.further
 def test_the_demo_without_matplotlib_finishes_without_the_plot_and_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -32,6 +32,7 @@ def test_tasks_run_in_other_processes_and_import_what_the_tests_define() -> None
     assert ray.get(ray.remote(own_process).remote()) != os.getpid()
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="only Linux tells who listens")
 def test_nothing_of_the_cluster_listens_to_the_network() -> None:
     (node,) = [node for node in ray.nodes() if node["Alive"]]

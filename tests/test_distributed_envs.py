@@ -192,6 +192,7 @@ def runs(pid: int) -> bool:
     return True
 
 
+@pytest.mark.further
 def test_a_worker_records_the_rows_of_environments_in_this_process_and_replaces_a_dead_actor(
     tmp_path: Path,
 ) -> None:

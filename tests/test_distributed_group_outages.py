@@ -71,6 +71,7 @@ def flush(worker: RolloutWorker) -> None:
     worker.writer.flush()
 
 
+@pytest.mark.further
 def test_rows_not_in_the_data_set_are_counted_and_a_lost_log_is_recovered_before_the_group_is_closed(
     tmp_path: Path,
 ) -> None:

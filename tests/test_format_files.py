@@ -553,7 +553,7 @@ def test_formats_of_files_are_recognised(tmp_path: Path) -> None:
     assert tianshou.format.name == "tianshou"
 
 
-@pytest.mark.parametrize("to", ["minari", "d4rl", "d3rlpy", "rllib-json"])
+@pytest.mark.parametrize("to", ["minari", "rllib-json", *further("d4rl", "d3rlpy")])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}], ids=["as it is", "by rows"])
 def test_a_reader_that_is_dropped_in_a_loop_leaves_no_open_file(
     to: str, options: dict[str, Any], tmp_path: Path

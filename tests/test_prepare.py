@@ -216,6 +216,7 @@ def test_members_of_robomimic_demonstrations_are_columns_or_in_the_report(tmp_pa
     assert "extra" not in found(tmp_path / "e")
 
 
+@pytest.mark.further
 def test_d3rlpy_files_of_many_episodes_are_recognised(tmp_path: Path) -> None:
     recorded(tmp_path / "own", *[rows(1) for _ in range(260)])
     rlio.convert(tmp_path / "own", tmp_path / "a.h5", to="d3rlpy", prove=True)
