@@ -274,7 +274,7 @@ class FileReader(SourceReader):
         with closing_on_error(source):
             self._open(source, asked, missing=missing)
         # A reader that ended in a loop, and was not closed, leaves no open file.
-        weakref.finalize(self, source.close)
+        weakref.finalize(self, source.leave)
 
     @property
     def skipped(self) -> int:

@@ -755,8 +755,8 @@ def test_a_reader_of_files_that_is_left_in_the_middle_keeps_no_thread_and_no_mem
     path = files_of(kind, width=1 if kind == "csv" else 4000)
 
     def read_begin() -> Any:
-        reader = opened_files(path, options(no_fault))
         with requests_of_threads() as requests:
+            reader = opened_files(path, options(no_fault))  # Tables of so few rows stay decoded.
             for _ in range(4):  # So far that files are fetched ahead.
                 reader.sample()
         assert requests

@@ -206,7 +206,7 @@ class GroupFiles(FileSource):
     def expect(self, coming: Coming, columns: Sequence[str] | None) -> None:
         """See `Source`."""
         inputs = self.inputs
-        if inputs is None or not inputs.are_far:
+        if inputs is None or self.is_left or not inputs.are_far:
             return
         if coming == ():
             inputs.forget()
@@ -219,6 +219,8 @@ class GroupFiles(FileSource):
                 self._open_group(group)
         stored = None if columns is None else self._stored(columns)
         inputs.expect(self._spans_of(chain(first, coming), stored))
+        if self.is_left:  # Meanwhile.
+            inputs.forget()
 
     def _spans_of(self, coming: Coming, columns: frozenset[str] | None) -> Iterator[Span]:
         for segment, numbers in coming:

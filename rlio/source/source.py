@@ -275,6 +275,8 @@ class FileSource(Source):
     format: str = ""
     format_version: str | None = None
     environment: str | None = None
+    #: Whether its reader is gone: a thread that reads ahead may still be at its last work.
+    is_left: bool = False
 
     @property
     def sizes(self) -> Sequence[int | None]:
@@ -284,6 +286,11 @@ class FileSource(Source):
     @abstractmethod
     def close(self) -> None:
         """Close the files. May be called again."""
+
+    def leave(self) -> None:
+        """Close the files of a reader that is gone; nothing is stated to be read any more."""
+        self.is_left = True
+        self.close()
 
 
 class StoredSegment(Protocol):

@@ -75,7 +75,8 @@ class ParquetFiles:
 
     def __init__(self, files: Sequence[InputFile], limits: Limits) -> None:
         self.files: Sequence[InputFile] = files
-        self.inputs, self._limits = InputFiles(files, tail=_FOOTER_BYTES), limits
+        self.inputs: InputFiles = InputFiles(files, tail=_FOOTER_BYTES)
+        self._limits = limits
         self.allowance: Allowance = Allowance.of(files, limits)
         self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
