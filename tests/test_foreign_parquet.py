@@ -686,3 +686,20 @@ def test_closing_closes_the_files(folder: Path) -> None:
     reader.close()
     assert all(file.arrow.closed for file in files)
     assert not list(parquet._open)
+
+
+def test_large_row_groups_of_small_pages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow before 19 cannot read them with a buffer: it raised, or crashed."""
+    monkeypatch.setattr("rlio.formats.files.parquet_footer._LARGE_GROUP", 1000)
+    t = np.arange(4000)
+    wide = {f"x{part}": np.random.default_rng(part).random(4000) for part in range(6)}
+    table = pa.table(
+        {"obs": t, "actions": t, "eps_id": t * 0, "t": t, "rewards": t, "terminateds": t < 0, **wide}
+    )
+    pages = {"data_page_size": 2048, "write_batch_size": 50, "use_dictionary": False}
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4000, compression="none", **pages)
+    with rlio.read(tmp_path / "a.parquet", epochs=1, shuffle=False, batch_size=1000) as reader:
+        rows = rlio.concat_samples(list(reader))
+    assert rows["t"].tolist() == t.tolist()
+    for name, values in wide.items():
+        assert np.array_equal(rows[name], values)

@@ -165,6 +165,8 @@ def _open(stream: IO[bytes], limits: Limits) -> ForeignFile:
         options["arrow_extensions_enabled"] = False
     groups = (metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     reads_parts = max(groups, default=0) > _LARGE_GROUP
+    # With a buffer, pyarrow before 19 reads past the end of memory where pages are small, or crashes.
+    reads_parts = reads_parts and int(pa.__version__.partition(".")[0]) >= 19
     if reads_parts:
         options |= {"pre_buffer": False, "buffer_size": _BUFFER}
     written = (metadata.metadata or {}).get(ARROW_SCHEMA)
