@@ -100,7 +100,10 @@ def state(file: FarFile, spans: list[tuple[int, int]]) -> Plan:
 
 
 @pytest.mark.parametrize("scans", [True, *further(False)])
-@pytest.mark.parametrize("seeds", [range(40), *further(range(40, 1000))])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(40), *further(range(40, 240)), pytest.param(range(240, 1000), marks=pytest.mark.soak)],
+)
 def test_reads_anywhere_give_the_bytes_of_the_file(seeds: range, scans: bool) -> None:
     path, data = stored(20_011)
     for seed in seeds:
@@ -339,7 +342,9 @@ def few(choose: Callable[[Call], Fault | None]) -> Callable[[Call], Fault | None
     return chosen
 
 
-@pytest.mark.parametrize("seeds", [range(1), *further(range(1, 12))])
+@pytest.mark.parametrize(
+    "seeds", [range(1), *further(range(1, 5)), pytest.param(range(5, 12), marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", ["parquet", "csv", *further(*sorted({*KINDS} - {"parquet", "csv"}))])
 @pytest.mark.each_value_once
