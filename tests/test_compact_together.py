@@ -252,7 +252,7 @@ def test_a_run_needs_as_many_shards_as_asked_for(least: int, left: int) -> None:
     assert len(rlio.open_dataset(root).segments) == left
 
 
-def test_of_shards_that_do_not_go_together_only_footers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_footers_are_read_of_shards_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     root = fresh_root()
     for seed in range(4):
         batch = SampleBatch(obs=np.random.default_rng(seed).random((2000, 10)), rewards=np.zeros(2000))

@@ -213,7 +213,7 @@ def test_what_reads_ahead_goes_on_after_an_error_and_a_halt_but_not_after_an_int
 def test_a_child_that_is_forked_while_a_thread_starts_knows_that_it_is_its_parents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It waited for ever for the lock under which the thread starts."""
+    """Such a child waited for ever: the lock under which the thread starts was never released there."""
     starting, go_on, start = threading.Event(), threading.Event(), threading.Thread.start
 
     def slowly(self: threading.Thread) -> None:
