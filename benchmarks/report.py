@@ -18,6 +18,8 @@ __all__ = ["markdown", "plot", "replace_blocks", "show", "table", "update_page"]
 _BLOCK = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- /(?P=name) -->)", re.DOTALL)
 # Spread of the rounds from which on a figure is marked as unsteady.
 _UNSTEADY = 0.1
+# Facts of a part that are shown in one line; more are a table.
+_FACTS_OF_A_LINE = 8
 # Of tables that go to a file or pipe.
 _WIDTH = 130
 
@@ -36,7 +38,13 @@ def show(run: Run) -> None:
             figures.add_column(heading, justify="left" if number < 2 else "right")
         for row in _figure_rows(section):
             figures.add_row(*row)
-        console.print(figures)
+        console.print(figures if section.figures else section.title)
+        for title, rows in section.tables.items():
+            headings, cells = _counts(rows)
+            counts = Table(*headings, title=title, title_justify="left")
+            for each in cells:
+                counts.add_row(*each)
+            console.print(counts)
         for text in _footnotes(section):
             console.print(text, style="dim")
     goals = Table(title="rlio beside the others", title_justify="left", title_style="bold")
@@ -88,7 +96,10 @@ def markdown(run: Run) -> dict[str, str]:
             text = _growth_table(section)
         else:
             headings = _headings(section)
-            text = table(headings, _figure_rows(section), "ll" + "r" * (len(headings) - 2))
+            figures = _figure_rows(section)
+            text = table(headings, figures, "ll" + "r" * (len(headings) - 2)) if figures else ""
+        counts = (f"{title.capitalize()}:\n\n{_counts_table(rows)}" for title, rows in section.tables.items())
+        text = "\n".join(filter(None, (text, *counts)))
         notes = "".join(f"\n{text}\n" for text in _footnotes(section))
         about = f"\n{_goals(section.lines)}\n{_machine(run)}" if some else ""
         blocks[section.part] = f"**{section.title}**\n\n{text}{notes}{about}"
@@ -121,6 +132,21 @@ def _figure_rows(section: Section) -> list[tuple[str, ...]]:
     return rows
 
 
+def _counts(rows: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """The headings and cells of a table: a row for each "what", a column for each "which"."""
+    kinds = list(dict.fromkeys(which for row in rows.values() for which in row))
+    cells = [
+        [what, *(_number(row[which]) if which in row else "" for which in kinds)]
+        for what, row in rows.items()
+    ]
+    return ["what", *kinds], cells
+
+
+def _counts_table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    headings, cells = _counts(rows)
+    return table(headings, cells, "l" + "r" * (len(headings) - 1))
+
+
 def _line_row(line: Line) -> tuple[str, ...]:
     value = "" if line.value is None else _quantity(line.value, line.unit)
     goal = "" if line.goal is None else f"{line.sense} {_quantity(line.goal, line.unit)}"
@@ -129,10 +155,21 @@ def _line_row(line: Line) -> tuple[str, ...]:
 
 def _footnotes(section: Section) -> list[str]:
     notes = []
-    if section.facts:
+    if len(section.facts) > _FACTS_OF_A_LINE:
+        notes.append(_fact_table(section.facts))
+    elif section.facts:
         notes.append("; ".join(f"{name}: {_number(value)}" for name, value in section.facts.items()))
     notes += [f"{name} did not run: {why}." for name, why in section.absent.items()]
     return notes
+
+
+def _fact_table(facts: Mapping[str, float]) -> str:
+    """Of the names "what: which"."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, value in facts.items():
+        what, _, which = name.rpartition(": ")
+        rows.setdefault(what, {})[which] = value
+    return _counts_table(rows).rstrip()
 
 
 def _growth_table(section: Section) -> str:

@@ -103,6 +103,7 @@ class Section:
         unit: What its figures count: rows, or calls, of which seconds say more than a rate.
         absent: Contender -> why it did not run.
         facts: Sizes and the like, by name: what was measured besides time.
+        tables: What is counted of many cases: title -> case -> column -> value.
     """
 
     part: str
@@ -112,6 +113,7 @@ class Section:
     lines: list[Line] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def add(self, case: str, name: str, values: list[float], *, at: float | None = None) -> None:
         """Add a figure: seconds a row of each round."""

@@ -8,6 +8,7 @@ lanes: see `rlio.query.lanes`.
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Literal
 
 from rlio.batch import Batch
@@ -218,7 +219,8 @@ class ColdPass(EpochPass):
         return self._gone.read(source, lambda source: (source, self._open(source)))
 
     def _open(self, source: Source) -> Orders:
-        orders = Orders(lambda: self._groups_of(source), seed=self.seed, world=self.options.shard[1])
+        this: ColdPass = weakref.proxy(self)  # It has the orders: a reader is freed once it is dropped.
+        orders = Orders(lambda: this._groups_of(source), seed=self.seed, world=self.options.shard[1])
         orders.of(self._lanes_in(self.epoch))
         return orders
 

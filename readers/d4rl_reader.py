@@ -27,7 +27,8 @@ from typing import Any, Unpack
 
 from rlio.formats.d4rl.sink import FORMAT
 from rlio.formats.d4rl.source import D4rlSource
-from rlio.formats.files.inputs import find_files
+from rlio.formats.files.inputs import FileOptions, find_files
+from rlio.formats.place import episode_files
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.episode_reader import EpisodeReader
 from rlio.readers.source_reader import Asked, SourceKeywords
@@ -83,8 +84,8 @@ class D4RLReader(EpisodeReader):
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         steps = check_count("max_episode_steps", max_episode_steps, least=1, of="steps", none="no limit")
-        endings = FORMAT.marks.endings
-        files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
+        how = asked.opening(FileOptions(spaces=spaces, storage_options=storage_options, limits=limits))
+        files = find_files(inputs, how, suffixes=FORMAT.marks.endings)
         source = D4rlSource(files, asked.options, max_episode_steps=steps, limits=limits)
         own = {} if steps is None else {"max_episode_steps": steps}
-        self._begin(source, FORMAT, own, asked, spaces=spaces)
+        self._begin(episode_files(source, FORMAT, own, how), asked)

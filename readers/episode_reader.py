@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, Unpack
 
 from rlio.errors import DataNotFound
-from rlio.formats.format import Format
-from rlio.formats.place import about_format, locate_format, open_source
+from rlio.formats.files.inputs import FileOptions
+from rlio.formats.format import Format, by_name
+from rlio.formats.place import open_episode_files
+from rlio.formats.tables.table_files import IN_MEMORY
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.source_reader import Asked, FileReader, Missing, SourceKeywords
 from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage.paths import StrPath
-from rlio.support.calls import closing_on_error
 from rlio.support.options import checked_keywords
 from rlio.support.spaces import Spaces
 
@@ -58,6 +59,8 @@ class EpisodeReader(FileReader):
         OptionError: An option is illegal.
     """
 
+    _source: EpisodeFiles
+
     @checked_keywords
     def __init__(
         self,
@@ -70,69 +73,40 @@ class EpisodeReader(FileReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[SourceKeywords],
     ) -> None:
+        how = FileOptions(
+            format=format,
+            format_options=format_options,
+            spaces=spaces,
+            limits=limits,
+            storage_options=storage_options,
+        )
         asked = Asked.of(keywords)  # Raises before anything is opened.
-        own = dict(format_options or {})
-        found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
-        layout = open_source(found, place, own, limits=limits)
-        self._begin(layout, found, own, asked, spaces=spaces)
+        self._begin(open_episode_files(inputs, asked.opening(how)), asked)
 
     @classmethod
-    @checked_keywords
-    def of(
-        cls,
-        source: EpisodeSource,
-        format: Format,
-        *,
-        details: Mapping[str, Any] | None = None,
-        spaces: Spaces | None = None,
-        **keywords: Unpack[SourceKeywords],
-    ) -> Self:
+    def of(cls, source: EpisodeFiles, asked: Asked) -> Self:
         """Read an open source.
 
         Args:
-            source: The episodes; owned by the reader.
-            format: Their format.
-            details: Everything besides the files that determines the rows, as JSON values; part of states.
-            spaces: See the class.
-            keywords: See the class.
+            source: The episodes, opened as `Asked.opening` says; owned by the reader.
+            asked: What to read.
         """
         made = cls.__new__(cls)
-        asked = Asked.of(keywords)
-        made._begin(source, format, dict(details or {}), asked, spaces=spaces)
+        made._begin(source, asked)
         return made
 
-    def _begin(
-        self,
-        layout: EpisodeSource,
-        format: Format,
-        own: dict[str, Any],
-        asked: Asked,
-        *,
-        spaces: Spaces | None = None,
-    ) -> None:
-        self.format: Format = format
-        self._own, self._layout = own, layout
-        with closing_on_error(layout):
-            self._read_layout(asked, spaces=spaces)
-
-    def _read_layout(self, asked: Asked, *, spaces: Spaces | None = None, owns: bool = True) -> None:
-        options, layout = asked.options, self._layout
-        source = EpisodeFiles(
-            layout,
-            about=about_format(self.format, self._own),
-            columns=asked.columns or (),
-            on_error=options.on_error,
-            spaces=spaces,
-        )
+    def _begin(self, source: EpisodeFiles, asked: Asked, *, owns: bool = True) -> None:
+        self.format: Format = by_name(source.format) or IN_MEMORY
         self.spaces: tuple[Any, Any] | None = source.pair
         if not len(source):
-            raise DataNotFound("found no row in the files: expected at least one", uri=layout.uri)
-        self._open_files(source, asked, missing=_MISSING[options.unlike], owns=owns)
+            source.close()
+            raise DataNotFound("found no row in the files: expected at least one", uri=source.uri)
+        self._open_files(source, asked, missing=_MISSING[asked.options.unlike], owns=owns)
 
     @property
     def source(self) -> EpisodeSource:
         """The episodes, owned by the reader."""
-        return self._layout
+        return self._source.layout
 
     @checked_keywords
     def again(self, **keywords: Unpack[SourceKeywords]) -> Self:
@@ -141,8 +115,7 @@ class EpisodeReader(FileReader):
         Args:
             keywords: See the class.
         """
-        made = type(self).__new__(type(self))
-        made.format, made._own, made._layout = self.format, self._own, self._layout
-        made._read_layout(Asked.of(keywords), owns=False)
+        asked, made = Asked.of(keywords), type(self).__new__(type(self))
+        made._begin(self._source.again(asked.columns or (), asked.options.on_error), asked, owns=False)
         made.spaces = self.spaces
         return made

@@ -20,11 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
-from rlio.formats.tables.parquet_source import (
-    BatchRows,
-    StepRows,
-    open_row_groups,
-)
+from rlio.formats.files.inputs import FileOptions
+from rlio.formats.tables.parquet_source import BatchRows, StepRows, open_row_groups
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import Asked, SourceKeywords
@@ -87,15 +84,12 @@ class ForeignParquetReader(RecordReader):
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
         check_choice("extension_types", extension_types, ("refuse", "storage"))
+        how = FileOptions(
+            spaces=spaces, format_options=format_options, storage_options=storage_options, limits=limits
+        )
+        refuse = extension_types == "refuse"
         groups, decoder_of = open_row_groups(
-            inputs,
-            asked.options,
-            refuse=extension_types == "refuse",
-            storage_options=storage_options,
-            limits=limits,
-            spaces=spaces,
-            unnormalise_actions=unnormalise_actions,
-            format_options=format_options,
+            inputs, asked.options, how, refuse=refuse, unnormalise_actions=unnormalise_actions
         )
         about = {"extension_types": extension_types, "max_group_bytes": limits.group_bytes}
         with closing_on_error(groups):
@@ -104,4 +98,4 @@ class ForeignParquetReader(RecordReader):
                 return
             decoder = decoder_of(None)
             steps = StepRows(groups, asked.options, spaces, decoder, about, columns=asked.columns)
-            self._serve_rows(steps, asked)
+            self._open_files(steps, asked)

@@ -13,7 +13,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -38,13 +38,23 @@ from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of
 from rlio.source.source import Coming, Source, StoredSegment
 from rlio.source.span_reader import Span, SpanReader
+from rlio.source.together import RUN_ROWS
 from rlio.support.forks import cached_property
 
-__all__ = ["Dealt", "GroupSource", "Groups", "RecordedOrder", "WindowedOrder", "digest", "take_units"]
+__all__ = [
+    "Dealt",
+    "GroupSource",
+    "Groups",
+    "Piece",
+    "RecordedOrder",
+    "WindowedOrder",
+    "digest",
+    "take_units",
+]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-# Up to so many rows, and bytes, of a window are put into their order at once.
+# Up to so many rows, and bytes, of windows are put into their order at once.
 _BLOCK_ROWS: Final = 4096
 _BLOCK_BYTES: Final = 16 << 20
 
@@ -88,6 +98,18 @@ class _Chosen:
         bits = np.unpackbits(self._bits[start // 8 : -(-stop // 8)])
         return np.flatnonzero(bits[start % 8 :][: stop - start])
 
+    def within_span(self, segment: StoredSegment, span: Span) -> NDArray[np.int64]:
+        """The passing rows of a group, counted from its first live row."""
+        start = span.first - segment.first
+        return self.within(start, start + len(span.rows))
+
+
+def _weigh(chosen: Mapping[StoredSegment, _Chosen] | None, segment: StoredSegment, span: Span | None) -> int:
+    """How many rows the loss of a group or segment costs: only rows that would have been served."""
+    if chosen is None:
+        return segment.rows if span is None else len(span.rows)
+    return chosen[segment].count if span is None else len(chosen[segment].within_span(segment, span))
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -123,13 +145,15 @@ class GroupSource(ABC):
     def __init__(self, groups: Groups) -> None:
         source, options = groups.source, groups.options
         counting = counting_of(source, options.columns)
-        self._reader = SpanReader(
-            source, options, counting, given_up=groups.given_up, weigh=self._weigh, damage=groups.damage
-        )
         self._matches, self._epochs = groups.matches, groups.epochs
         # Kept, because finding the rows again would decode the filter's columns each time. Takes at most a
         # bit for each row of the data, and at most 4 bytes for each row that passes.
         self._chosen: dict[StoredSegment, _Chosen] = {}
+        # The reader does not refer to this object, which has it: it is freed once it is dropped.
+        weigh = partial(_weigh, None if groups.matches is None else self._chosen)
+        self._reader = SpanReader(
+            source, options, counting, given_up=groups.given_up, weigh=weigh, damage=groups.damage
+        )
         #: Whether each row is a unit.
         self.by_row: bool = counting.by_row
         #: The unit that is counted.
@@ -174,17 +198,10 @@ class GroupSource(ABC):
 
     def _passing(self, segment: StoredSegment, span: Span) -> NDArray[np.int64]:
         """The rows of a group that pass the filter, counted from its first live row."""
-        start = span.first - segment.first
-        return self._chosen[segment].within(start, start + len(span.rows))
-
-    def _weigh(self, segment: StoredSegment, span: Span | None) -> int:
-        """How many rows the loss of a group or segment costs: only rows that would have been served."""
-        if self._matches is None:
-            return segment.rows if span is None else len(span.rows)
-        return self._chosen[segment].count if span is None else len(self._passing(segment, span))
+        return self._chosen[segment].within_span(segment, span)
 
     def _units_of(self, segment: StoredSegment, span: Span) -> int:
-        return span.units if self._matches is None else self._weigh(segment, span)
+        return span.units if self._matches is None else len(self._passing(segment, span))
 
     def _spans_in(self, segment: StoredSegment) -> tuple[list[Span], list[int]]:
         """See `_opened`. Kept for the next groups: a JSON shard has one group a line, and as many spans."""
@@ -260,7 +277,7 @@ class RecordedOrder(GroupSource):
         self._joint = any(schema.multi_agent for schema in groups.source.schemas.values())
         #: The first position, and the one after the last; a lane has a part of them.
         self._bounds = 0, self.total
-        self._ahead: Ahead[_Group] = Ahead(self._load)
+        self._ahead: Ahead[_Group] = Ahead()
         self._reads_ahead = True
         #: Whether what is read from the current segment on was stated.
         self._is_stated = False
@@ -279,9 +296,9 @@ class RecordedOrder(GroupSource):
         while start < stop:
             group = self._group
             if group is None or not group.start <= start < group.stop:
-                group = self._ahead.get((start, in_turn))
+                group = self._ahead.get((start, in_turn), self._load)
                 if group.stop < last and self._reads_ahead:
-                    self._ahead.announce((group.stop, in_turn))
+                    self._ahead.announce((group.stop, in_turn), self._load)
             end = min(stop, group.stop)
             if group.batch is None:
                 self._group = _Group(end, group.stop, None)
@@ -361,7 +378,7 @@ class RecordedOrder(GroupSource):
         """
         found = copy.copy(self)
         found._bounds = lane_bounds(self.total, lanes, number)
-        found._ahead, found._reads_ahead = Ahead(found._load), ahead
+        found._ahead, found._reads_ahead = Ahead(), ahead
         found.rewind()
         return found
 
@@ -388,21 +405,41 @@ class _Group(NamedTuple):
 
 @dataclass(frozen=True)
 class _Window:
-    """A decoded window: its units in recorded order.
+    """A decoded window: its units in recorded order. Or short windows that follow each other in an epoch.
 
     Attributes:
         batch: The units that are not lost; None if all are lost.
         place: Index of each unit of the window in the batch; -1: lost. None: none is lost.
         steps: Policy id -> joint step of each row, counted through the window; empty for rows and sequences.
             Equal (eps_id, t) in two groups are two steps, because ids may repeat between writers.
+        count: How many windows it has.
     """
 
     batch: Folded | None
     place: NDArray[np.int64] | None
     steps: dict[str, NDArray[np.int64]]
+    count: int = 1
 
 
 _NO_WINDOW = _Window(None, None, {})
+
+
+class Piece(NamedTuple):
+    """What a window has of a segment.
+
+    Attributes:
+        segment: The segment.
+        is_whole: Whether these are all of its rows, and none is filtered.
+        part: What else the order knows of it.
+    """
+
+    segment: StoredSegment
+    is_whole: bool
+    part: Any
+
+
+#: An epoch, and windows of it that follow each other.
+_Wanted: TypeAlias = tuple[int, tuple[WindowRef, ...]]
 
 #: A group of a segment, and its units.
 _Counted: TypeAlias = tuple[StoredSegment, Span, int]
@@ -424,8 +461,12 @@ class WindowedOrder(GroupSource):
 
     def _begin(self) -> None:
         """Hold no window."""
-        self._ahead: Ahead[_Window] = Ahead(self._load)
-        self._current: tuple[int, int] | None = None
+        self._ahead: Ahead[_Window] = Ahead()
+        #: What is decoded: an epoch, and the positions of its units.
+        self._current: tuple[int, range] | None = None
+        #: What is decoded next, and how many windows were read in turn before.
+        self._coming: _Wanted | None = None
+        self._in_turn = 0
         self._window = _NO_WINDOW
         self._rows = np.empty(0, np.int64)
         #: Units that were taken together, and the place of the first in the order of the window.
@@ -441,21 +482,21 @@ class WindowedOrder(GroupSource):
     def reseed(self, seed: int) -> None:
         """Use another seed, that of a saved state."""
         self._order = self._order_of(seed)
-        self._current = None
+        self._current = self._coming = None
 
     def rewind(self) -> None:
-        self._current = self._reached = None
+        self._current = self._coming = self._reached = None
+        self._in_turn = 0
         self._reader.forget()
 
     def units(self, epoch: int, start: int, stop: int, wanted: range) -> Iterator[Dealt]:
         """See `GroupSource.units`. Batches are copies, or parts of one."""
         total, in_turn = 0, self._follows(start, stop)
         while start < stop:
-            ref = self._order.window_at(epoch, start)
-            self._enter(epoch, ref)
+            held = self._enter(epoch, start, in_turn)
             window = self._window
-            end = min(stop, ref.stop_position)
-            first, last = start - ref.start_position, end - ref.start_position
+            end = min(stop, held.stop)
+            first, last = start - held.start, end - held.start
             own = range(max(wanted.start - total, 0), max(wanted.stop - total, 0))
             is_all = own.start == 0 and own.stop >= last - first
             if is_all and in_turn and self.by_row and window.place is None:
@@ -491,16 +532,47 @@ class WindowedOrder(GroupSource):
             self._block = first, block
         return Folded(block[start - first : stop - first], self._window.batch.frames)
 
-    def _enter(self, epoch: int, window: WindowRef) -> None:
-        """Make ``window`` the current one, and announce the next one to the background thread."""
-        if self._current == (epoch, window.index):
-            return
-        self._window = self._ahead.get((epoch, window))
-        self._rows, self._block = self._order.rows_in(epoch, window), (0, SampleBatch())
-        self._current = (epoch, window.index)
+    def _enter(self, epoch: int, position: int, in_turn: bool) -> range:
+        """Hold the window of a position, and announce what is next to the background thread.
+
+        Short windows are decoded together, as many as were read in turn before, so that a reader of a few
+        batches does not wait for many windows.
+
+        Returns:
+            The positions of what is held.
+        """
+        if self._current is not None and self._current[0] == epoch and position in self._current[1]:
+            return self._current[1]
+        wanted: _Wanted = epoch, (self._order.window_at(epoch, position),)
+        if self._coming is not None and (self._coming[0], self._coming[1][:1]) == wanted:
+            wanted = self._coming
+        self._window = self._ahead.get(wanted, self._load)
+        windows = wanted[1][: self._window.count]
+        rows, start = [], windows[0].start_position
+        for window in windows:
+            rows.append(self._order.rows_in(epoch, window) + (window.start_position - start))
+        self._rows, self._block = np.concatenate(rows), (0, SampleBatch())
+        self._current = epoch, range(start, windows[-1].stop_position)
+        self._in_turn = self._in_turn + len(windows) if in_turn else 1
+        self._coming = self._next(epoch, windows[-1], self._in_turn)
+        if self._coming is not None:
+            self._ahead.announce(self._coming, self._load)
+        return self._current[1]
+
+    def _next(self, epoch: int, window: WindowRef, most: int) -> _Wanted | None:
+        """What to decode after a window: the window after it, and up to ``most`` short ones in all."""
         following = self._following(epoch, window)
-        if following is not None:
-            self._ahead.announce(following)
+        if following is None:
+            return None
+        epoch, window = following
+        found, rows = [window], window.rows
+        while self.by_row and len(found) < most and window.stop_position < len(self._order):
+            window = self._order.window_at(epoch, window.stop_position)
+            rows += window.rows
+            if rows > RUN_ROWS:
+                break
+            found.append(window)
+        return epoch, tuple(found)
 
     def _following(self, epoch: int, window: WindowRef) -> tuple[int, WindowRef] | None:
         """The window after ``window``, and its epoch; None if it is the same, or there is none."""
@@ -510,12 +582,15 @@ class WindowedOrder(GroupSource):
         following = self._order.window_at(epoch + last, 0 if last else window.stop_position)
         return (epoch + last, following) if following.index != window.index else None
 
-    def _load(self, wanted: tuple[int, WindowRef]) -> _Window:
+    def _load(self, wanted: _Wanted) -> _Window:
+        epoch, windows = wanted
+        if (several := self._load_several(epoch, windows)) is not None:
+            return several
         parts: list[Folded] = []
         place: list[NDArray[np.int64]] = []
         steps: dict[str, list[NDArray[np.int64]]] = {}
         found = 0
-        for units, folded in self._runs_of(*wanted):
+        for units, folded in self._runs_of(epoch, windows[0]):
             if folded is None:
                 place.append(np.full(units, -1, np.int64))
                 continue
@@ -530,52 +605,75 @@ class WindowedOrder(GroupSource):
         places = np.concatenate(place)
         return _Window(joined, places if (places < 0).any() else None, numbers)
 
+    def _load_several(self, epoch: int, windows: Sequence[WindowRef]) -> _Window | None:
+        """As many windows as can be decoded together, if they have whole segments; None: none or one."""
+        segments: list[StoredSegment] = []
+        ends: list[int] = []
+        for window in windows if len(windows) > 1 else ():
+            pieces = self._pieces(epoch, window)
+            if not all(piece.is_whole for piece in pieces):
+                break
+            segments += [piece.segment for piece in pieces]
+            ends.append(len(segments))
+        if len(ends) < 2:
+            return None
+        self._expect_from(epoch, windows[0], 0, segments[0])
+        joined = self._reader.read_joined(segments, 0, ends=ends)
+        return None if joined is None else _Window(joined[1], None, {}, 1 + ends.index(len(joined[0])))
+
     def _runs_of(self, epoch: int, window: WindowRef) -> Iterator[tuple[int, Folded | None]]:
         """What is read together of a window: the number of its units, and the units; None: they are lost."""
-        found = [
-            (segment, {span: count for _, span, count in spans})
-            for segment, spans in self._segments_of(window)
-        ]
-        segments, stop = [segment for segment, _ in found], 0
-        # Segments are joined as a whole: not those at the ends of the window that another has a part of.
-        whole = [self._matches is None and sum(units.values()) == segment.rows for segment, units in found]
-        last = len(found) if whole[-1] else len(found) - 1
-        for at, (segment, units) in enumerate(found):
+        pieces, stop = self._pieces(epoch, window), 0
+        segments = [piece.segment for piece in pieces]
+        # Only whole segments are joined: not those at the ends of the window that another has a part of.
+        cut = [at for at, piece in enumerate(pieces) if not piece.is_whole] + [len(pieces)]
+        for at, piece in enumerate(pieces):
             if at < stop:
                 continue
-            self._expect(segment, partial(self._coming, epoch, window, segment))
-            joined = self._reader.read_joined(segments, at, last) if whole[at] else None
+            self._expect_from(epoch, window, at, piece.segment)
+            joined = self._reader.read_joined(segments, at, cut[bisect_left(cut, at)])
             if joined is not None:
                 stop = at + len(joined[0])
                 yield joined[1].batch.agent_steps(), joined[1]
-                continue
-            stored: Sequence[Span] = list(units)
-            if self._matches is None:
-                stored = self._reader.as_stored(segment, stored)
-            for spans, folded in self._reader.runs(segment, stored):
-                passed = None if folded is None else self._passed(segment, spans, folded)
-                yield sum(units.get(span, span.units) for span in spans), passed
+            else:
+                yield from self._read_piece(piece)
 
-    def _segments_of(self, window: WindowRef) -> Iterator[tuple[StoredSegment, Iterator[_Counted]]]:
-        return groupby(self._groups[window.groups.start : window.groups.stop], itemgetter(0))
+    def _pieces(self, epoch: int, window: WindowRef) -> list[Piece]:
+        """What a window has of each segment."""
+        pieces = []
+        for segment, found in groupby(self._groups[window.groups.start : window.groups.stop], itemgetter(0)):
+            units = {span: count for _, span, count in found}
+            is_whole = self._matches is None and sum(units.values()) == segment.rows
+            pieces.append(Piece(segment, is_whole, units))
+        return pieces
 
-    def _coming(
-        self, epoch: int, window: WindowRef, segment: StoredSegment
+    def _read_piece(self, piece: Piece) -> Iterator[tuple[int, Folded | None]]:
+        """`_runs_of` of a part of a segment."""
+        segment, units = piece.segment, piece.part
+        stored: Sequence[Span] = list(units)
+        if self._matches is None:
+            stored = self._reader.as_stored(segment, stored)
+        for spans, folded in self._reader.runs(segment, stored):
+            passed = None if folded is None else self._passed(segment, spans, folded)
+            yield sum(units.get(span, span.units) for span in spans), passed
+
+    def _expect_from(self, epoch: int, window: WindowRef, at: int, segment: StoredSegment) -> None:
+        """State that a window is read from one of its pieces on, which is of ``segment``."""
+        self._expect(segment, partial(self._coming_from, epoch, window, at))
+
+    def _coming_from(
+        self, epoch: int, window: WindowRef, at: int
     ) -> Iterator[tuple[StoredSegment, range | None]]:
-        """What is read from a segment of a window on; see `SpanReader.expect`."""
-        begun = False
+        """What is read from a piece of a window on; see `SpanReader.expect`."""
         while True:
-            for own, found in self._segments_of(window):
-                begun = begun or own == segment
-                if not begun:
-                    continue
-                spans = [span for _, span, _ in found]
-                is_whole = sum(len(span.rows) for span in spans) == own.rows
-                yield own, None if is_whole else range(spans[0].group, spans[-1].group + 1)
+            for segment, _, units in self._pieces(epoch, window)[at:]:
+                spans = list(units)
+                is_whole = sum(len(span.rows) for span in spans) == segment.rows
+                yield segment, None if is_whole else range(spans[0].group, spans[-1].group + 1)
             following = self._following(epoch, window)
             if following is None:
                 return
-            epoch, window = following
+            (epoch, window), at = following, 0
 
     def _order_of(self, seed: int) -> WindowOrder:
         rows = [units for _, _, units in self._groups]
@@ -585,7 +683,7 @@ class WindowedOrder(GroupSource):
         self._ahead.close()
         self._reader.forget()
         self._window, self._block = _NO_WINDOW, (0, SampleBatch())
-        self._current = None
+        self._current = self._coming = None
 
 
 def digest(sizes: list[int]) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+from rlio.formats.files.inputs import FileOptions
 from rlio.formats.rllib.json_records import open_records
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.readers.record_reader import RecordReader
@@ -87,13 +88,8 @@ class JsonReader(RecordReader):
         **keywords: Unpack[SourceKeywords],
     ) -> None:
         asked = Asked.of(keywords)  # Raises before anything is opened.
-        records, files, decoder_of = open_records(
-            inputs,
-            on_error=asked.options.on_error,
-            storage_options=storage_options,
-            limits=limits,
-            spaces=spaces,
-            unnormalise_actions=unnormalise_actions,
-            format_options=format_options,
+        how = FileOptions(
+            spaces=spaces, format_options=format_options, storage_options=storage_options, limits=limits
         )
-        self._serve(records, files, decoder_of, asked, details={"max_line_bytes": limits.line_bytes})
+        found = open_records(inputs, asked.opening(how), unnormalise_actions=unnormalise_actions)
+        self._serve(*found, asked, details={"max_line_bytes": limits.line_bytes})

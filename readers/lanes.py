@@ -10,7 +10,6 @@ import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import chain, pairwise
 from typing import NamedTuple, Self
 
@@ -24,6 +23,7 @@ from rlio.query.positions import UnitRange
 from rlio.readers.group_source import (
     Groups,
     GroupSource,
+    Piece,
     RecordedOrder,
     WindowedOrder,
     digest,
@@ -96,39 +96,47 @@ class LanedOrder(WindowedOrder):
             return None
         return epoch, self._order.window_at(epoch, window.stop_position)
 
-    def _pieces_coming(
-        self, epoch: int, window: WindowRef, place: int
-    ) -> Iterator[tuple[StoredSegment, range | None]]:
-        """What is read from a piece of a window on; see `SpanReader.expect`. Of parts, only the footers."""
-        while True:
-            for piece in self._order.pieces(epoch, window)[place:]:
-                segment, begin, units = self._stretches[piece.stretch]
-                is_whole = begin == piece.start == 0 and piece.stop == units == segment.rows
-                yield segment, None if is_whole and self.by_row else range(0)
-            if not self._reads_ahead or window.stop_position == len(self._order):
-                return
-            window, place = self._order.window_at(epoch, window.stop_position), 0
+    def _pieces(self, epoch: int, window: WindowRef) -> list[Piece]:
+        pieces = []
+        for piece in self._order.pieces(epoch, window):
+            segment, begin, units = self._stretches[piece.stretch]
+            is_whole = begin == piece.start == 0 and piece.stop == units == segment.rows and self.by_row
+            part = range(begin + piece.start, begin + piece.stop)
+            pieces.append(Piece(segment, is_whole and self._matches is None, part))
+        return pieces
 
-    def _runs_of(self, epoch: int, window: WindowRef) -> Iterator[tuple[int, Folded | None]]:
-        for place, piece in enumerate(self._order.pieces(epoch, window)):
-            segment, begin, _ = self._stretches[piece.stretch]
-            start, stop = begin + piece.start, begin + piece.stop
-            if self._reads_ahead and segment != self._opened[0]:
-                self._expect(segment, partial(self._pieces_coming, epoch, window, place))
-            spans, starts = self._spans_in(segment)
-            low, high = bisect_right(starts, start) - 1, bisect_left(starts, stop)
-            if high > len(spans):
-                raise CorruptData("the shard holds fewer rows than its name says", uri=segment.path)
-            at = starts[low]
-            for read, folded in self._reader.runs(segment, spans[low:high]):
-                units = sum(self._units_of(segment, span) for span in read)
-                assert folded is not None
-                passed = self._passed(segment, read, folded)
-                own = range(max(start - at, 0), min(stop - at, units))
-                head = split_units(passed.batch, own.stop, self.unit)[0] if own.stop < units else passed.batch
-                rows = split_units(head, own.start, self.unit)[1] if own.start else head
-                yield len(own), replace(passed, batch=rows)
-                at += units
+    def _expect_from(self, epoch: int, window: WindowRef, at: int, segment: StoredSegment) -> None:
+        if self._reads_ahead and segment != self._opened[0]:
+            super()._expect_from(epoch, window, at, segment)
+
+    def _coming_from(
+        self, epoch: int, window: WindowRef, at: int
+    ) -> Iterator[tuple[StoredSegment, range | None]]:
+        """See `WindowedOrder`. Of parts, only the footers."""
+        while True:
+            for piece in self._pieces(epoch, window)[at:]:
+                yield piece.segment, None if piece.is_whole else range(0)
+            following = self._following(epoch, window)
+            if following is None:
+                return
+            (epoch, window), at = following, 0
+
+    def _read_piece(self, piece: Piece) -> Iterator[tuple[int, Folded | None]]:
+        segment, part = piece.segment, piece.part
+        spans, starts = self._spans_in(segment)
+        low, high = bisect_right(starts, part.start) - 1, bisect_left(starts, part.stop)
+        if high > len(spans):
+            raise CorruptData("the shard holds fewer rows than its name says", uri=segment.path)
+        at = starts[low]
+        for read, folded in self._reader.runs(segment, spans[low:high]):
+            units = sum(self._units_of(segment, span) for span in read)
+            assert folded is not None
+            passed = self._passed(segment, read, folded)
+            own = range(max(part.start - at, 0), min(part.stop - at, units))
+            head = split_units(passed.batch, own.stop, self.unit)[0] if own.stop < units else passed.batch
+            rows = split_units(head, own.start, self.unit)[1] if own.start else head
+            yield len(own), replace(passed, batch=rows)
+            at += units
 
 
 def _cut(segment: StoredSegment, most: int) -> Iterator[_Stretch]:

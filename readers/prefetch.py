@@ -135,12 +135,18 @@ class Prefetch(Restorable, Iterator[Tensors]):
             StateError: The last `load_state_dict` failed.
             ClosedError: After `close`.
         """
-        with self._turns.lock:
+        self._turns.take(self._check_open)
+        try:
             return self._take()
+        finally:
+            self._turns.lock.release()
 
-    def _take(self) -> Tensors:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this prefetch() is closed: begin a new one, or use it before close()")
+
+    def _take(self) -> Tensors:
+        self._check_open()
         self._check_loaded()
         self._ahead.check()
         if self._ended:

@@ -9,8 +9,8 @@ import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache as cache_calls
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from rlio.batch import Batch
@@ -32,13 +32,12 @@ from rlio.read_options import ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
 from rlio.readers.source_reader import Asked, FileReader
 from rlio.readers.stored_pass import Kept
-from rlio.replay.joint_gather import RowSource
-from rlio.source.damage import SkippedRecord
-from rlio.source.files import GroupFiles, content_of_all
-from rlio.source.source import Source
+from rlio.source.damage import Damage
+from rlio.source.files import content_of_all
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile
 from rlio.support.calls import closing_on_error
+from rlio.support.forks import cached_property
 from rlio.support.states import seed_in, whole_number
 
 __all__ = ["RecordReader"]
@@ -49,15 +48,8 @@ logger: logging.Logger = logging.getLogger("rlio")
 _BLOCK: Final = 1024
 
 
-class RecordReader(InputReader):
-    """Serves records whole, or, if an option needs rows, their rows. A subclass opens the files.
-
-    Attributes:
-        options: What is read and in which order.
-    """
-
-    replayable = True
-    _inner: _Whole | _Rows
+class RecordReader(FileReader):
+    """Serves records whole, or, if an option needs rows, their rows. A subclass opens the files."""
 
     def _serve(
         self,
@@ -72,132 +64,66 @@ class RecordReader(InputReader):
 
         ``details`` are further options that change the records, as JSON values.
         """
-        #: The records as a source of rows, made when it is asked for.
-        self._as_rows = cache_calls(
-            lambda: RecordFiles(records, files, decoder_of, asked.options, columns=asked.columns)
-        )
-        self._files = files
+        options = asked.options
+        as_rows = partial(RecordFiles, records, files, decoder_of, options, columns=asked.columns)
         chosen = asked.cache != "auto" or bool(asked.normalise)
-        by_rows = asked.options.batch_size is not None or asked.drawn or chosen
         with closing_on_error(records):
-            if by_rows:
-                self._serve_rows(self._as_rows(), asked)
+            if options.batch_size is not None or asked.drawn or chosen:
+                self._open_files(as_rows(), asked)
                 return
-            self.options: ReadOptions = asked.options
-            self.drop_last: bool = asked.options.drop_last
-            decoder = decoder_of(asked.options.columns)
+            self.options: ReadOptions = options
+            self.drop_last: bool = options.drop_last
+            self._failures, self._is_owner, self._uri = records.failures, False, files[0].uri
+            decoder = decoder_of(options.columns)
             details = {**decoder.details, **details}
-            self._inner = _Whole(records, files, decoder, asked.options, details, name=type(self).__name__)
+            self._pass = _Whole(records, files, decoder, options, details, as_rows, name=type(self).__name__)
         # A reader that ended in a loop, and was not closed, leaves no open file.
         weakref.finalize(self, records.close)
 
-    def _serve_rows(self, source: GroupFiles, asked: Asked) -> None:
-        """Serve the rows of a source, which the reader then owns."""
-        self.options = asked.options
-        self.drop_last = asked.options.drop_last
-        self.can_read_ahead: bool = asked.options.shard[1] == 1 and not self.drop_last
-        self._inner = _Rows(source, asked)
-
-    def _describe(self) -> Iterator[str]:
-        yield from self._inner._describe()
-
-    @property
-    def unit(self) -> Unit:  # type: ignore[override]  # The base has an attribute, for authors' sake.
-        """The unit that ``n`` and ``batch_size`` count."""
-        return self._inner.unit
-
-    @property
-    def cache(self) -> Kept:
-        """Where the rows are kept; with ``cache="auto"``, the choice."""
-        return self._inner.cache if isinstance(self._inner, _Rows) else "none"
-
-    @property
-    def skipped(self) -> int:
-        """Damaged records that ``on_error="skip"`` has skipped so far, each counted once."""
-        return self._inner.skipped
-
-    @property
-    def errors(self) -> list[SkippedRecord]:
-        """The first 1000 of them, each with its place and its damage."""
-        return self._inner.errors
-
-    @property
-    def stored_source(self) -> Source:
-        """What it reads, as a source of rows."""
-        return self._inner.stored_source if isinstance(self._inner, _Rows) else self._as_rows()
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the order of rows; None for the recorded order, and for whole records."""
-        return self._inner.seed if isinstance(self._inner, _Rows) else None
-
-    def skip(self, n: int) -> None:
-        """Skip ``n`` batches; see `SourceReader.skip`.
-
-        Raises:
-            OptionError: Records are served whole.
-        """
-        with self._turns_of_threads.held():
-            self._check_open()
-            self._check_loaded()
-            if isinstance(self._inner, _Whole):
-                raise OptionError("records are served whole: pass batch_size=... to skip batches of rows")
-            self._inner.skip(n)
+    def __bool__(self) -> bool:
+        """True: the rows of whole records are not counted."""
+        return True
 
     @property
     def content_identity(self) -> str:
         """Changes with the content of the files."""
-        return self._inner.content_identity if isinstance(self._inner, _Rows) else content_of_all(self._files)
-
-    @property
-    def row_source(self) -> RowSource | None:
-        """The source of its next rows, to gather them with those of others; None without a store."""
-        return self._inner.row_source if isinstance(self._inner, _Rows) else None
+        whole = self._pass if isinstance(self._pass, _Whole) else None
+        return super().content_identity if whole is None else content_of_all(whole.files)
 
     # ---- hooks of InputReader ----
 
-    def _next(self) -> Batch:
-        return self._inner._next()
-
     def _take(self, n: int) -> Batch:
-        return self._inner._take(n) if isinstance(self._inner, _Rows) else super()._take(n)
+        return InputReader._take(self, n) if isinstance(self._pass, _Whole) else super()._take(n)
 
     def _endless(self) -> Endless | None:
-        return self._inner._endless()
-
-    def interrupt(self) -> None:
-        """Wake a `sample` that waits for its store to be built; see `InputReader`."""
-        self._inner.interrupt()
-
-    def _position(self) -> JsonState:
-        return self._inner._position()
+        return self._pass.endless() if isinstance(self._pass, _Whole) else super()._endless()
 
     def _load(self, state: JsonState) -> None:
-        if isinstance(self._inner, _Whole):
-            self._inner.check_ranks(state)
+        if isinstance(self._pass, _Whole):
+            self._pass.check_ranks(state)
         super()._load(state)
 
     def _seek(self, position: JsonState) -> None:
-        self._inner._seek(position)
-
-    def _close(self) -> None:
-        self._inner._close()
-
-
-class _Rows(FileReader):
-    """Rows, by the engine of all stored data."""
-
-    def __init__(self, source: GroupFiles, asked: Asked) -> None:
-        self._open_files(source, asked)
+        if isinstance(self._pass, _Whole):
+            self._pass.seek(position)
+        else:
+            super()._seek(position)
 
 
-class _Whole(InputReader):
+class _Whole:
     """Records as they were written: number i of the order over all epochs belongs to rank i modulo world.
+
+    It is what a `ColdPass` is to readers of rows, but for sizes: a batch is a record.
 
     The saved state is a few integers, with digests of the files and options that it fits. The position is the
     start of the next round over the ranks, so it is the same on every rank after equally many calls. Between
     records, it loads into a reader with another number of ranks.
     """
+
+    unit: Unit = "steps"
+    cache: Kept = "none"
+    #: Of the order of rows.
+    seed: int | None = None
 
     def __init__(
         self,
@@ -206,15 +132,17 @@ class _Whole(InputReader):
         decoder: RllibDecoder,
         options: ReadOptions,
         details: Mapping[str, Any],
+        as_rows: Callable[[], RecordFiles],
         *,
         name: str,
     ) -> None:
-        self.options, self._records, self._decoder = options, records, decoder
+        self.options, self.files, self._records, self._decoder = options, files, records, decoder
+        self._as_rows = as_rows
         self._agreed = Agreed(
             options, lambda: records.firsts(decoder), several=len(records.files) > 1, lists=LISTS_WAY
         )
         self._seed = choose_seed(options, name) or 0  # 0 is not used: no shuffling.
-        self._failures = records.failures
+        self._failures, self.damage = records.failures, Damage()
         self._source = repr(files[0].uri) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         unlike = None if options.unlike == "error" else options.unlike
         sealed = {
@@ -231,27 +159,35 @@ class _Whole(InputReader):
             "files": _seal_files(files),
             "options": {name: _digest(value) for name, value in sealed.items()},
         }
-        self._epoch = self._record = 0
+        self.epoch = self._record = 0
         #: Number of the epoch of the last record.
         self._given = 0
         #: (epoch, first position, record numbers from there): a stretch of the permutation.
         self._block: tuple[int, int, list[int]] = (-1, 0, [])
         logger.info("%s: %d files, the first is %s", name, len(files), files[0].uri)
 
-    def _describe(self) -> Iterator[str]:
-        yield self._source
-        yield f"at epoch {self._epoch}, record {self._record}"
-        yield from self.options.given()
+    @cached_property
+    def source(self) -> RecordFiles:
+        """The records as a source of rows, made when it is asked for."""
+        return self._as_rows()
 
     @property
-    def skipped(self) -> int:
-        return self._failures.count
+    def place(self) -> str:
+        """Where it is, for `repr`."""
+        more = f"and {len(self.files) - 1} more, " if len(self.files) > 1 else ""
+        return f"{more}at epoch {self.epoch}, record {self._record}"
 
     @property
-    def errors(self) -> list[SkippedRecord]:
-        return list(self._failures.errors)
+    def total(self) -> int:
+        """Raise, because the rows of records are counted only where rows are served."""
+        raise TypeError("records are served whole, and their rows are not counted: pass batch_size=...")
 
-    def _next(self) -> Batch:
+    def skip(self, n: int) -> None:
+        """Refuse to skip batches of rows."""
+        raise OptionError("records are served whole: pass batch_size=... to skip batches of rows")
+
+    def take(self, n: int | None) -> Batch:
+        """The next record that has rows."""
         while True:
             batch = self._next_record()
             if len(batch):
@@ -261,7 +197,7 @@ class _Whole(InputReader):
         options = self.options
         while True:
             turn, at = self._place(self._record + options.shard[0])
-            epoch = self._epoch + turn
+            epoch = self.epoch + turn
             if options.epochs is not None and epoch >= options.epochs:
                 raise EndOfData(f"all {self._records.count()} records were read {options.epochs} times")
             try:
@@ -274,7 +210,7 @@ class _Whole(InputReader):
             self._given = epoch
             turn, self._record = self._place(self._record)
             self._record += options.shard[1]
-            self._epoch += turn
+            self.epoch += turn
             if batch is not None:
                 self._failures.succeeded()
                 return batch
@@ -307,15 +243,17 @@ class _Whole(InputReader):
             self._block = (epoch, first, numbers)
         return numbers[at - first]
 
-    def _endless(self) -> Endless | None:
+    def endless(self) -> Endless | None:
+        """See `InputReader`: only reading tells the rows of an epoch."""
         return None if self.options.epochs is not None else Endless(self._given, None)
 
-    def _position(self) -> JsonState:
+    def position(self) -> JsonState:
+        """The state that `seek` needs."""
         return {
             **self._fingerprint,
             "seed": self._seed if self.options.shuffle else None,
             "world": self.options.shard[1],
-            "at": {"epoch": self._epoch, "record": self._record},
+            "at": {"epoch": self.epoch, "record": self._record},
         }
 
     def check_ranks(self, state: JsonState) -> None:
@@ -330,7 +268,8 @@ class _Whole(InputReader):
                     "ranks"
                 )
 
-    def _seek(self, position: JsonState) -> None:
+    def seek(self, position: JsonState) -> None:
+        """Continue from a position."""
         check_position(position, self._fingerprint, self.options, uri=self._source)
         if self.options.shuffle and position["seed"] != self._seed:
             # Both seeds were drawn from the OS: continue with the state's.
@@ -345,9 +284,13 @@ class _Whole(InputReader):
                 "the data with at least as many epochs",
                 uri=self._source,
             )
-        self._epoch, self._record = reached, record
+        self.epoch, self._record = reached, record
 
-    def _close(self) -> None:
+    def interrupt(self) -> None:
+        """Do nothing: reading a record does not wait for other threads."""
+
+    def close(self) -> None:
+        """Close the files."""
         self._records.close()
 
 

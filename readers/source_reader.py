@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlio.batch import Batch
 from rlio.errors import OptionError, StateError, excerpt
-from rlio.formats.files.inputs import Failures
+from rlio.formats.files.inputs import Failures, FileOptions
 from rlio.look.stats import Normalise, Normaliser
 from rlio.read_options import ReadKeywords, ReadOptions
 from rlio.reader import Endless, InputReader, JsonState, Unit
@@ -70,6 +70,10 @@ class Asked(NamedTuple):
             return None
         read = () if self.draw.filter is None else self.draw.filter.columns or ()
         return [*dict.fromkeys((*self.options.columns, *read))]
+
+    def opening(self, how: FileOptions) -> FileOptions:
+        """How files are opened for this."""
+        return replace(how, on_error=self.options.on_error, columns=self.columns or ())
 
     @classmethod
     def of(cls, keywords: SourceKeywords) -> Asked:

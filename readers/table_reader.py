@@ -23,10 +23,18 @@ from rlio.batch.arrays import as_column, concat_leaves, table_columns, zero_leaf
 from rlio.batch.columns import Columns
 from rlio.batch.nested import leaves, map_structure
 from rlio.errors import OptionError, SchemaError, excerpt
+from rlio.formats.files.inputs import FileOptions
+from rlio.formats.place import episode_files
 from rlio.formats.tables.final_rows import with_final_row
 from rlio.formats.tables.own_names import own_map
 from rlio.formats.tables.table import ArrayTable
-from rlio.formats.tables.table_files import IN_MEMORY, details_of, mapped_source, open_table, spaces_of
+from rlio.formats.tables.table_files import (
+    IN_MEMORY,
+    details_of,
+    mapped_source,
+    open_table_files,
+    spaces_of,
+)
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
 from rlio.readers.episode_reader import EpisodeReader
@@ -72,18 +80,16 @@ def read_table(
         DataNotFound: There are no such files.
         CorruptData: A file is damaged. (UnsafeData: it exceeds ``limits``.)
     """
-    asked = Asked.of(keywords)  # Raises before anything is opened.
-    spaces = spaces_of(mapping, spaces)
-    layout, found, own = open_table(
-        inputs,
+    how = FileOptions(
         mapping=mapping,
         format=format,
         format_options=format_options,
+        spaces=spaces,
         limits=limits,
         storage_options=storage_options,
-        on_error=asked.options.on_error,
     )
-    return EpisodeReader.of(layout, found, details=own, spaces=spaces, **keywords)
+    asked = Asked.of(keywords)  # Raises before anything is opened.
+    return EpisodeReader.of(open_table_files(inputs, asked.opening(how)), asked)
 
 
 @checked_keywords
@@ -109,17 +115,11 @@ def from_arrays(
     Raises:
         SchemaError: The columns differ in length. Others as in `read_table`.
     """
-    Asked.of(keywords)  # Raises before anything is opened.
+    asked = Asked.of(keywords)  # Raises before anything is opened.
     if not isinstance(arrays, abc.Mapping):
         raise OptionError(f"found {excerpt(arrays)}, expected a dict of arrays; rlio.read takes data frames")
-    layout = mapped_source(ArrayTable("arrays", table_columns(arrays)), mapping)
-    return EpisodeReader.of(
-        layout,
-        IN_MEMORY,
-        details=details_of(mapping),
-        spaces=spaces_of(mapping, spaces),
-        **keywords,
-    )
+    table = ArrayTable("arrays", table_columns(arrays))
+    return _in_memory(table, mapping, details_of(mapping), asked, spaces_of(mapping, spaces))
 
 
 @checked_keywords
@@ -149,8 +149,8 @@ def from_episodes(
     Raises:
         SchemaError: Episodes have different columns, or columns differ in length. Others as in `read_table`.
     """
-    Asked.of(keywords)  # Raises before anything is opened.
-    details = details_of(mapping)
+    asked = Asked.of(keywords)  # Raises before anything is opened.
+    details, spaces = details_of(mapping), spaces_of(mapping, spaces)
     _check_no_cuts(mapping)
     found = list(episodes)
     if not found or not all(isinstance(episode, abc.Mapping) for episode in found):
@@ -169,13 +169,19 @@ def from_episodes(
     table = ArrayTable("episodes", columns, lengths=[rows for _, rows, _ in parts])
     if True in further:
         mapping = with_final_row(mapping or own_map(table), "the columns with one row more than the others")
-    return EpisodeReader.of(
-        mapped_source(table, mapping),
-        IN_MEMORY,
-        details=details,
-        spaces=spaces_of(mapping, spaces),
-        **keywords,
-    )
+    return _in_memory(table, mapping, details, asked, spaces)
+
+
+def _in_memory(
+    table: ArrayTable,
+    mapping: Mapping | None,
+    details: abc.Mapping[str, Any],
+    asked: Asked,
+    spaces: Spaces | None,
+) -> EpisodeReader:
+    """A reader of a table in memory; ``details`` are those of the mapping that the user gave."""
+    how = asked.opening(FileOptions(spaces=spaces))
+    return EpisodeReader.of(episode_files(mapped_source(table, mapping), IN_MEMORY, details, how), asked)
 
 
 def _check_no_cuts(mapping: Mapping | None) -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 from rlio.batch.arrays import is_table, refuse_columns
 from rlio.catalog.commit import read_header
 from rlio.catalog.names import HEADER
 from rlio.errors import DataNotFound, OptionError, excerpt
+from rlio.formats.files.inputs import FileOptions
 from rlio.formats.format import BY_ENDING, Found, by_name, load, recognise
-from rlio.formats.place import open_episode_files, recognise_inputs
+from rlio.formats.place import Recognised, open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.source.joined import JoinedRoots, Snapshots
@@ -24,7 +25,7 @@ from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import expand_inputs, is_glob, is_zip
 from rlio.storage.near import with_hint
-from rlio.support.options import check_choice, option_names, refuse_unknown
+from rlio.support.options import check_choice, refuse_unknown
 
 __all__ = [
     "OtherFiles",
@@ -404,9 +405,9 @@ def open_files(
         OptionError: The format does not take one of them.
     """
     given = {name: value for name, value in own.items() if value is not None}
-    options = {"storage_options": storage_options, "limits": limits, "on_error": on_error}
+    how = FileOptions(storage_options=storage_options, limits=limits, on_error=on_error, **given)
     if "mapping" in given or is_table(inputs):
-        return _opened(open_table_files, inputs, given, options, of="a table")
+        return open_table_files(inputs, how)
     found = known or _recognised(inputs, storage_options, given.get("format"))
     if found is None and "format" not in given:
         return None
@@ -416,12 +417,13 @@ def open_files(
     if format is None or format.rows is None:
         if format is not None and format.source is None:
             return None
-        return _opened(open_episode_files, inputs, given, options, of="these files")
+        return open_episode_files(Recognised(inputs, found), how)
     is_path = isinstance(inputs, (str, os.PathLike))
     if found is not None and found.folder and is_path and not is_zip(os.fspath(inputs)):
         # Folders of runs, one level or two below, as RLlib leaves them.
         inputs = f"{os.fspath(inputs).rstrip('/')}/**/*{format.marks.endings[0]}"
-    opened = _opened(load(format.rows), inputs, given, options, of=f"the format {format.name}")
+    refuse_unknown(given, format.takes, of=f"the format {format.name}")
+    opened: FileSource = load(format.rows)(inputs, how)
     opened.format = format.name
     return opened
 
@@ -438,17 +440,3 @@ def recognise_any(inputs: Any, storage_options: Mapping[str, Any] | None) -> Fou
         refuse_columns(inputs)
         raise OptionError(f"found {excerpt(inputs)}, expected a path, a list of paths, a Dataset, or a table")
     return recognise_inputs(values, storage_options)
-
-
-def _opened(
-    opens: Callable[..., FileSource],
-    inputs: Any,
-    given: Mapping[str, Any],
-    options: Mapping[str, Any],
-    *,
-    of: str,
-) -> FileSource:
-    """What ``opens`` makes of the options that are given, which it must take, and of its own."""
-    names = [name for name in option_names(opens) or () if name not in ("inputs", *options)]
-    refuse_unknown(given, names, of=of)
-    return opens(inputs, **given, **options)

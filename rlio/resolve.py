@@ -600,8 +600,7 @@ def _stored(values: list[str | os.PathLike[str]], context: IOContext) -> InputRe
     if are_roots(values, storage_options):
         # A single path is passed unchanged, because messages and states show it.
         return _class(_DATASET_READER)(values[0] if alone else values, **options)  # type: ignore[no-any-return]  # found by name
-    place, found = _reader_of(values, storage_options)
-    inputs = found if len(found) > 1 else found[0]
+    place, inputs = _reader_of(values, storage_options)
     return _class(place)(inputs, **options)  # type: ignore[no-any-return]  # found by name
 
 
@@ -620,25 +619,27 @@ def _is_zip(values: list[str | os.PathLike[str]]) -> bool:
 
 def _reader_of(
     values: list[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None
-) -> tuple[str, list[str | os.PathLike[str]]]:
+) -> tuple[str, Any]:
     """The place of the reader class for files outside our data sets, and what to pass to it.
 
     The format decides, where the content is recognised; otherwise the endings of the names do.
     """
     from rlio.formats.format import refuse_known, titles_of_read
-    from rlio.formats.place import recognise_inputs
+    from rlio.formats.place import Recognised, recognise_inputs
     from rlio.storage.filesystem import Storage
     from rlio.storage.inputs import expand_inputs
 
     known = recognise_inputs(values, storage_options)
+    # A single path is passed unchanged, because messages show it.
+    inputs = values if len(values) > 1 else values[0]
     if known is not None and known.format.source is not None:
-        return _EPISODE_READER, values
+        return _EPISODE_READER, Recognised(inputs, known)
     if known is not None and known.format.reader is not None and _is_zip(values):
-        return known.format.reader, values
+        return known.format.reader, inputs
     if known is not None and known.format.reader is not None and known.folder:
         # Folders of runs, one level or two below, as RLlib leaves them.
         ending = known.format.marks.endings[0]
-        return known.format.reader, [f"{os.fspath(values[0]).rstrip('/')}/**/*{ending}"]
+        return known.format.reader, f"{os.fspath(values[0]).rstrip('/')}/**/*{ending}"
     try:
         files = expand_inputs(values, storage_options=storage_options)
     except DataNotFound as error:
@@ -660,7 +661,7 @@ def _reader_of(
     found = [place for place, count in counts.items() if count]
     what = ", ".join(f"{counts[place]} for {place.rpartition(':')[2]}" for place in found)
     if len(found) == 1:
-        return found[0], values
+        return found[0], inputs
     names = [file.uri.rpartition("/")[2] for file in files]
     unknown = UnknownLayout(
         f"{excerpt([os.fspath(value) for value in values])} holds {len(files)} files, "

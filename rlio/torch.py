@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate, pairwise
 from multiprocessing.reduction import ForkingPickler
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.distributed
@@ -61,7 +61,6 @@ from rlio.query.positions import draw_seed
 from rlio.read_options import OrderKeywords
 from rlio.reader import JsonState, Restorable, warn_endless
 from rlio.readers.prefetch import Prefetch
-from rlio.readers.record_reader import RecordReader
 from rlio.readers.source_reader import SourceReader
 from rlio.readers.stored_pass import Cache
 from rlio.replay.draw_options import UnitKeywords
@@ -79,7 +78,9 @@ __all__ = ["Prefetch", "ReplayDataset", "ReplayLoader", "prefetch", "to_tensordi
 logger: logging.Logger = logging.getLogger("rlio")
 
 T = TypeVar("T")
-StoredReader: TypeAlias = SourceReader | RecordReader
+
+# Options of opening what is stored. An open data set of rlio has them.
+_OPENING = ("at", "storage_options", "limits")
 
 # A worker sends several small batches in one message, because each message wakes threads of both processes,
 # which takes as long as reading some batches. A message has about `_MESSAGE_BYTES` at most.
@@ -178,12 +179,15 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         super().__init__()
         if batch_size is None:
             raise OptionError("batch_size=None: a ReplayDataset needs a number of units, at least 1")
-        self._root = root
         self._transform = transform
         self.rank: int
         self.world: int
         self.rank, self.world, together = _place(rank, world)
         self._options: dict[str, Any] = {"batch_size": batch_size, **options}
+        # What readers open, and the options of opening it. Of data of rlio, from the first reader on, what
+        # that one opened: it has the listing and the schemas, so that workers request neither.
+        opening = {name: self._options.pop(name) for name in _OPENING if name in self._options}
+        self._opened: tuple[Any, dict[str, Any]] = root, opening
         # Whether the ranks agreed on a seed, because none was given. Then that of a state counts.
         self._agreed: bool = self.world > 1 and bool(options.get("shuffle")) and options.get("seed") is None
         if self._agreed:
@@ -196,12 +200,13 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             self._options["seed"] = _from_first_rank(lambda: draw_seed(uri), self.rank)
         # An idle reader, kept for reuse because opening one may be slow, and the process that opened it. A
         # deque, because of several threads only one gets it.
-        self._idle: deque[tuple[int, StoredReader]] = deque(maxlen=1)
+        self._idle: deque[tuple[int, SourceReader]] = deque(maxlen=1)
         # All workers and ranks must read one snapshot in one order. Their state therefore holds the seed, and
         # does not load over another layout of the rows.
         at, self._start = _from_first_rank(self._begin, self.rank) if together else self._begin()
-        if at is not None:
-            self._options["at"] = at
+        if at is not None and together and self.rank:
+            root, opening = self._opened
+            self._opened = root, {**opening, "at": at}
         self._loaded: JsonState | None = None
         self._position = self._start
         # Whether the log says already that iteration does not end.
@@ -212,19 +217,23 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
         reader = self._open()
         self._put_back(reader)
         if reader.seed is not None:
-            logger.info("reading %s with seed %d", _place_of(self._root), reader.seed)
+            logger.info("reading %s with seed %d", _place_of(self._opened[0]), reader.seed)
         own = reader.stored_source
         at = own.snapshot() if isinstance(own, DatasetSnapshot | JoinedRoots) else None
         return at, reader.state_dict()
 
-    def _open(self, **options: Any) -> StoredReader:
-        reader = read(self._root, shard=(self.rank, self.world), **{**self._options, **options})
-        if not isinstance(reader, SourceReader | RecordReader):
+    def _open(self, **options: Any) -> SourceReader:
+        root, opening = self._opened
+        reader = read(root, shard=(self.rank, self.world), **{**self._options, **opening, **options})
+        if not isinstance(reader, SourceReader):
             reader.close()
             raise OptionError(f"{type(reader).__name__} reads nothing that is stored: wrap it in prefetch()")
+        own = reader.stored_source
+        if isinstance(own, DatasetSnapshot | JoinedRoots):
+            self._opened = own if isinstance(own, DatasetSnapshot) else own.roots, {}
         return reader
 
-    def _reader(self, state: JsonState | None = None) -> StoredReader:
+    def _reader(self, state: JsonState | None = None) -> SourceReader:
         """A reader for exclusive use, at the beginning or for loading ``state``; the caller closes it."""
         reader, position = self._idle_reader(), (state or {}).get("position")
         if not self._agreed or not isinstance(position, dict) or "seed" not in position:
@@ -235,7 +244,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             reader.close()
         return self._open(seed=seed_in(position))
 
-    def _idle_reader(self) -> StoredReader | None:
+    def _idle_reader(self) -> SourceReader | None:
         """The idle reader, if this process has one."""
         try:
             process, reader = self._idle.pop()
@@ -243,7 +252,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             return None
         return reader if process == os.getpid() else None
 
-    def _put_back(self, reader: StoredReader) -> None:
+    def _put_back(self, reader: SourceReader) -> None:
         """Keep a reader for reuse, instead of an idle one that another thread has put back."""
         other = self._idle_reader()
         self._idle.append((os.getpid(), reader))
@@ -257,7 +266,7 @@ class ReplayDataset(Restorable, IterableDataset[Item]):
             reader.close()
 
     def _describe(self) -> Iterator[str]:
-        yield repr(_place_of(self._root))
+        yield repr(_place_of(self._opened[0]))
         yield f"batch_size={self._options['batch_size']}"
         yield f"rank={self.rank}, world={self.world}"
 
@@ -422,12 +431,18 @@ class ReplayLoader(Restorable, Iterator[Item]):
             ClosedError: After `close`.
             Exception: The worker's exception, with its traceback as a note.
         """
-        with self._turns.lock:
+        self._turns.take(self._check_open)
+        try:
             return self._take()
+        finally:
+            self._turns.lock.release()
 
-    def _take(self) -> Item:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the loader is closed: make another one, or use it before close()")
+
+    def _take(self) -> Item:
+        self._check_open()
         self._check_loaded()
         while not self._ended:
             sent = self._receive()

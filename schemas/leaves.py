@@ -6,7 +6,7 @@ by ``/`` (escaped as in JSON Pointer).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -197,22 +197,22 @@ def info_leaves(form: InfoForm) -> list[Leaf]:
 
 def structures_of(spaces: Any) -> dict[str, Structure]:
     """Return leaf -> the structure that the spaces of a policy give its rows, where they have one."""
-    found: dict[str, Structure] = {}
+    return {
+        leaf_name(column, path): structure
+        for kind, column in (("observation", Columns.OBS), ("action", Columns.ACTIONS))
+        if isinstance(spaces, Mapping) and isinstance(spaces.get(kind), Mapping)
+        for path, structure in _structures_in(spaces[kind], ())
+        if structure.form not in ("array", "rows", "text")
+    }
 
-    def collect(space: Mapping[str, Any], column: str, path: Path) -> None:
-        if space["type"] == "Dict":
-            for key, child in space["spaces"]:
-                collect(child, column, (*path, key))
-        elif space["type"] == "Tuple":
-            for number, child in enumerate(space["spaces"]):
-                collect(child, column, (*path, number))
-        elif (structure := structure_of_space(space)) is not None:
-            found[leaf_name(column, path)] = structure
 
-    for kind, column in (("observation", Columns.OBS), ("action", Columns.ACTIONS)):
-        if isinstance(spaces, Mapping) and isinstance(spaces.get(kind), Mapping):
-            collect(spaces[kind], column, ())
-    return {name: each for name, each in found.items() if each.form not in ("array", "rows", "text")}
+def _structures_in(space: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Structure]]:
+    if space["type"] in ("Dict", "Tuple"):
+        inner = space["spaces"] if space["type"] == "Dict" else enumerate(space["spaces"])
+        for key, child in inner:
+            yield from _structures_in(child, (*path, key))
+    elif (structure := structure_of_space(space)) is not None:
+        yield path, structure
 
 
 def _check_no_part_of_infos(batch: SampleBatch) -> None:

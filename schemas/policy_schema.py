@@ -211,6 +211,7 @@ class PolicySchema:
         """
         arrays: dict[str, NDArray[Any]] = {}
         names, rows = self.columns, _Rows(policy, first_row)
+        plain = self._arrays
         if not batch.keys() and len(batch) == 0:
             return arrays
         for column, wanted in names.items():
@@ -228,8 +229,8 @@ class PolicySchema:
                     f"{sorted(batch.keys())}: give every batch of one writer the same columns",
                     column=column,
                 ) from None
-            if column in self._arrays and type(value) is np.ndarray:
-                name, dtype, shape = self._arrays[column]
+            if type(value) is np.ndarray and column in plain:
+                name, dtype, shape = plain[column]
                 if value.dtype == dtype and value.shape[1:] == shape:
                     arrays[name] = value
                     continue

@@ -131,10 +131,10 @@ def times_of(*parts: SampleBatch) -> Times:
     for part in parts:
         if part.episode_starts and Columns.EPS_ID in part:
             values = to_numpy(part[Columns.EPS_ID])
-            ids = {*values[:1].tolist(), *values[1:][values[1:] != values[:-1]].tolist()}
+            ids = values[:1].tolist() + values[1:][values[1:] != values[:-1]].tolist()
             told = part.episode_starts
-            if not told.keys() <= ids:
-                told = {eps_id: start for eps_id, start in told.items() if eps_id in ids}
+            if [*told] != ids and not told.keys() <= (known := {*ids}):  # Recorders tell each, in order.
+                told = {eps_id: start for eps_id, start in told.items() if eps_id in known}
             starts |= zip(told, map(int, told.values()), strict=True)
     now = utc_ms()
     return Times(now if now >= 0 else None, starts)
@@ -380,9 +380,10 @@ class GroupBuffer:
         self._reserve(stop)
         self._wipe(start, stop)
         counts = dict(self._counts)
+        at = slice(start, stop)
         for leaf in policy.per_row:
             if leaf.physical not in self._pooled:
-                self._put(leaf.physical, arrays[leaf.physical], slice(start, stop), counts)
+                self._put(leaf.physical, arrays[leaf.physical], at, counts)
         for name, pool in piece.stacks.items():
             counts[name] = self._pools[name].put(pool, start, counts[name])
         units = rows
@@ -506,9 +507,9 @@ class GroupBuffer:
         self, name: str, values: NDArray[Any], at: slice | NDArray[np.int64], counts: dict[str, int]
     ) -> None:
         """Append the values of a column, and record which rows they belong to."""
-        target, count = self._arrays[name], counts[name]
-        target[count : count + len(values)] = values
-        counts[name] = count + len(values)
+        count = counts[name]
+        counts[name] = stop = count + len(values)
+        self._arrays[name][count:stop] = values
         if name in self._valid:
             self._valid[name][at] = True
 

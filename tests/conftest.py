@@ -62,10 +62,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Hide items and imported modules from the garbage collector, which would scan them again and again."""
+    """Hide items and imported modules from the garbage collector, which would scan them again and again.
+
+    Then it looks at new objects once in 7,000, not in 700.
+    """
+    # Torch's 40 loggers do not propagate. Pytest adds its handlers to each of these six times a test, 0.2 ms.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and not logger.name.startswith("rlio"):
+            logger.propagate = True
+    global _modules
+    _modules = len(sys.modules)
     gc.collect()
     gc.freeze()
     gc.enable()
+    gc.set_threshold(7000, *gc.get_threshold()[1:])
+
+
+_modules = 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hides_what_stays() -> None:
+    """Hide what tests have imported since: a full collection of it takes longer than most tests."""
+    global _modules
+    if len(sys.modules) > _modules + 50:
+        _modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

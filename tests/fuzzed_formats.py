@@ -377,6 +377,7 @@ def _watch(allowed: tuple[str, ...], opened: list[str]) -> None:
             if not path.startswith(allowed):
                 opened.append(f"{event} {path}")
 
+    sys.dont_write_bytecode = True  # What is imported first while the data is read is not the data's.
     sys.addaudithook(hook)
 
 

@@ -71,7 +71,7 @@ CHARGED_ELSEWHERE = {
     "formats/tables/jsonl.py:JsonlTable._check": "a view of the text",
     "formats/tables/parquet_source.py:BatchRows._record": "ParquetFiles.rows read them",
     "formats/torchrl.py:TorchrlSource._read": "plain bytes of the file, as many as it has; load charges",
-    "formats/zarr_buffers.py:_pieces": "a view of the index of a shard",
+    "formats/zarr_buffers.py:_chunks": "a view of the index of a shard",
     "formats/zarr_buffers.py:_size_of": "measures, keeps nothing, and stops at the bytes of a chunk",
     "batch/npz.py:unpack_arrays": "no more than the bytes that it is given",
     "batch/npz.py:read_array": "NpzTable._decoded; unpack_arrays",

@@ -84,6 +84,7 @@ class Other(nn.Sequential):
         return super().forward(obs) + 1.0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -111,6 +112,7 @@ def test_other_observations_and_much_work_are_left_to_torch() -> None:
     assert outputs_in_numpy(choices, np.zeros(5, np.int64)) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", [0, *further(7)])
 @pytest.mark.parametrize("kind", [TorchPolicy, ActorCritic])
 def test_policies_draw_the_same_actions_either_way(

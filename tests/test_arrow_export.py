@@ -103,6 +103,7 @@ def many_shards(root: str, writer: int = 0, shards: int = 4) -> str:
     return store(numbered(10 * shards), root=root, writer_id=f"w{writer:05}-00000000", roll=roll)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MADE)
 def test_pandas_gets_the_values_of_the_reader_with_their_shapes_and_dtypes(name: str) -> None:
     root = store(MADE[name]())
@@ -199,6 +200,7 @@ def two_writers() -> str:
     return root
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["to_arrow", "to_arrow_batches", "to_pandas", "to_polars"])
 def test_every_form_takes_every_option(method: str) -> None:
     data = rlio.open_dataset(two_writers())
@@ -353,6 +355,7 @@ def test_without_rows_there_are_columns_and_without_writers_none() -> None:
     assert rlio.open_dataset(empty).to_pandas().shape == (0, 0)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", ["M8[25s]", ">M8[h]", "M8[m]", "M8[7D]", "m8[25us]", "m8[D]", "m8[W]"])
 def test_times_of_any_unit_are_the_same_times_in_a_table(dtype: str) -> None:
     times = np.array([1, 0, -7, np.iinfo(np.int64).min]).view(dtype.strip(">")).astype(dtype)

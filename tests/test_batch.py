@@ -933,6 +933,7 @@ class TestTensors:
             SampleBatch(a=[1]).to_device("cpu", "tf")  # type: ignore[arg-type]  # the point
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["u1", ">i2", "f8", "M8[s]", "U3"])
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2)])
 @pytest.mark.each_value_once

@@ -258,6 +258,7 @@ OPERATIONS: dict[str, Callable[[SampleBatch], Any]] = {
 }
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", list(OPERATIONS))
 @given(batch=any_batches)
 @settings(max_examples=6, deadline=None)

@@ -91,6 +91,7 @@ def check_endless(
                 reader.sample(1)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_endless_reader_of_a_data_set_refuses_a_batch_larger_than_its_data(root: str, tier: str) -> None:
     """It read the data again and again into one batch, until the memory was full."""
@@ -98,6 +99,7 @@ def test_an_endless_reader_of_a_data_set_refuses_a_batch_larger_than_its_data(ro
     check_endless(lambda **given: DatasetReader(root, **options, **given), units)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("tier", TIERS)
 def test_one_epoch_gives_one_short_batch_or_drops_it(root: str, tier: str) -> None:
     options, units = TIERS[tier]
@@ -125,6 +127,7 @@ def test_an_endless_pass_over_a_store_refuses_a_batch_larger_than_it(root: str) 
         check_endless(lambda **given: kept.epochs(seed=0, draw=rlio.WholeEpisodes(), **given), 6)
 
 
+@pytest.mark.further
 def test_an_endless_reader_of_other_files_refuses_a_batch_larger_than_they_are(folder: Path) -> None:
     readers: list[tuple[Any, str]] = [
         (JsonReader, "rllib.json"),

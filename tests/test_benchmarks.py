@@ -21,7 +21,7 @@ pytest.importorskip("ale_py", reason="ALE/Pong-v5 is recorded")
 from benchmarks import bounds, machine, peers, report, results, timing
 from benchmarks.__main__ import main, measure
 from benchmarks.data import episode_slices, half_cheetah, pong, write_dataset
-from benchmarks.parts import PARTS
+from benchmarks.parts import PARTS, WHOLE
 from benchmarks.results import Line, Run, Section
 from benchmarks.scales import TINY
 from benchmarks.store import stored
@@ -74,9 +74,9 @@ def parts(data: Path) -> Parts:
 
 @pytest.fixture(scope="module")
 def run(parts: Parts) -> Run:
-    sections = [parts.measured(name) for name in PARTS]
-    first = parts.runs[next(iter(PARTS))]
-    return Run(first.machine, {**first.options, "parts": list(PARTS), "only": False}, sections)
+    sections = [parts.measured(name) for name in WHOLE]
+    first = parts.runs[WHOLE[0]]
+    return Run(first.machine, {**first.options, "parts": list(WHOLE), "only": False}, sections)
 
 
 def section(run: Run, part: str) -> Section:
@@ -92,8 +92,9 @@ def test_one_process_makes_the_run(request: pytest.FixtureRequest) -> None:
 # ---- a run ----
 
 
-def test_a_part_runs_alone(data: Path) -> None:
-    (found,) = measure(["recording"], scale=TINY, data=data / "alone").sections
+@pytest.mark.further
+def test_a_part_runs_alone(tmp_path: Path) -> None:
+    (found,) = measure(["recording"], scale=TINY, data=tmp_path).sections
     assert found.part == "recording"
     assert all(math.isfinite(value) and value > 0 for figure in found.figures for value in figure.values)
     assert found.lines
@@ -102,11 +103,11 @@ def test_a_part_runs_alone(data: Path) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_gives_figures_and_lines(parts: Parts, part: str) -> None:
     found = parts.measured(part)
-    assert found.figures
+    assert found.figures or found.tables
     for figure in found.figures:
         assert len(figure.values) >= min(TINY.rounds, 3)
         assert all(math.isfinite(value) and value > 0 for value in figure.values), figure
-    assert found.lines or part == "growth"
+    assert found.lines or part in ("growth", "far")
     for line in found.lines:
         assert (line.value is None) == (line.verdict == "not measured")
         assert (line.value is None) == bool(line.why), f"{line}: what is not measured has a reason"
@@ -188,12 +189,14 @@ def test_a_run_comes_back_from_json(run: Run) -> None:
 
 def test_tables_are_well_formed(run: Run) -> None:
     blocks = report.markdown(run)
-    assert set(blocks) == {"machine", "goals", *PARTS}
-    for name in ("goals", *PARTS):
-        rows = [line for line in blocks[name].splitlines() if line.startswith("|")]
-        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
-        assert len(rows) > 2, name
-        assert len(cells) == 1, f"{name}: rows of {cells} cells"
+    assert set(blocks) == {"machine", "goals", *WHOLE}
+    for name in ("goals", *WHOLE):
+        tables = [part.splitlines() for part in blocks[name].split("\n\n") if part.startswith("|")]
+        assert tables, name
+        for rows in tables:
+            cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+            assert len(rows) > 2, name
+            assert len(cells) == 1, f"{name}: rows of {cells} cells"
     for each in run.sections:
         for name in each.absent:
             assert f"{name} did not run" in blocks[each.part]
@@ -210,19 +213,20 @@ def test_the_table_on_the_terminal_has_every_line(run: Run, capsys: pytest.Captu
 def test_a_page_gets_tables_between_its_comments_only(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     places = "".join(
-        f"<!-- {name} -->\nreplaced\n<!-- /{name} -->\ntext\n" for name in ("machine", "goals", *PARTS)
+        f"<!-- {name} -->\nreplaced\n<!-- /{name} -->\ntext\n" for name in ("machine", "goals", *WHOLE)
     )
     page.write_text(f"before\n{places}<!-- other -->\nkept\n<!-- /other -->\n")
     report.update_page(page, run)
     once = page.read_text()
     assert "replaced" not in once
     assert once.startswith("before\n<!-- machine -->\nMeasured ")
-    assert once.count("\ntext\n") == len(PARTS) + 2
+    assert once.count("\ntext\n") == len(WHOLE) + 2
     assert once.endswith("<!-- other -->\nkept\n<!-- /other -->\n")
     report.update_page(page, run)
     assert page.read_text() == once
 
 
+@pytest.mark.further
 def test_a_report_of_some_parts_leaves_what_the_page_says_of_others(tmp_path: Path) -> None:
     section = Section("s3", "Far away")
     section.add("an epoch", "rlio", [1.0, 2.0, 3.0])
@@ -269,7 +273,7 @@ def test_the_command_names_the_parts_it_knows(capsys: pytest.CaptureFixture[str]
     assert "batches" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["performance", "performance-s3"])
+@pytest.mark.parametrize("name", ["performance", "performance-s3", "performance-frames"])
 def test_the_page_shows_what_the_committed_figures_say(name: str, checkout: Path, tmp_path: Path) -> None:
     figures = checkout / "docs" / f"{name}.json"
     text = (checkout / "docs" / "performance.md").read_text()
@@ -317,6 +321,7 @@ def test_a_line_without_one_of_its_contenders_says_which_and_why() -> None:
     assert (line.value, line.verdict, line.why) == (None, "not measured", "b: not installed")
 
 
+@pytest.mark.further
 def test_contenders_run_round_by_round_in_turns() -> None:
     order: list[str] = []
     cases = [
@@ -408,6 +413,7 @@ def test_a_peer_holds_the_rows_it_was_given(run: Run, data: Path, name: str) -> 
         assert np.array_equal(batch[key].reshape(64, -1), values[at].reshape(64, -1)), key
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("module", [results, timing])
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
     found = doctest.testmod(module)
@@ -415,6 +421,7 @@ def test_examples_in_docstrings_run(module: ModuleType) -> None:
     assert not found.failed
 
 
+@pytest.mark.further
 def test_importing_the_benchmark_imports_no_peer() -> None:
     code = f"import sys, benchmarks.__main__; print(sorted({set(PEERS)} & set(sys.modules)))"
     done = subprocess.run(

@@ -74,6 +74,7 @@ USERS: dict[str, Callable[[str, dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("retries", [0, 2])
 @pytest.mark.each_value_once

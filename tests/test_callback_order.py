@@ -96,6 +96,7 @@ def _without_repeats(calls: list[Any]) -> list[Any]:
     return kept
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_callbacks_are_called_in_the_order_of_rllib(name: str) -> None:
     scenario = SCENARIOS[name]
@@ -206,6 +207,7 @@ def test_metrics_that_postprocessing_sets_are_counted(by: str, kind: str, mode: 
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("several", [False, True])
 def test_rows_are_the_same_whether_callbacks_postprocess_them_or_nobody_does(several: bool) -> None:
     """Rows are postprocessed before they are handed out, and each once."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from further import further
 from typer.testing import CliRunner
 from warm_children import Ended, run_all
 
@@ -59,6 +60,7 @@ def test_the_version_is_an_option() -> None:
     assert (shown.exit_code, shown.output) == (0, f"rlio {rlio.__version__}\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [("--help",), ("info", "--help"), ("convert", "--help")], ids=" ".join)
 def test_the_help_imports_neither_arrays_nor_tables(arguments: tuple[str, ...]) -> None:
     """So that it takes little more time than the import of its library."""
@@ -106,7 +108,7 @@ _CTRL_C = (
     "importlib.import_module('rlio.maintenance.verify').verify = stop\n"
 )
 _SHOWN_AT_ONCE = "import rlio.cli.tables as tables\ntables._QUIET_SECONDS = 0\n"
-_LONG = ("verify", "convert", "convert --prove", "recover")
+_LONG = ("verify", "convert --prove", "recover", "convert")
 # What they would all import first.
 _IMPORTED = (
     "rlio.cli.main",
@@ -120,7 +122,7 @@ one_process = pytest.mark.xdist_group("cli")  # One parent for all processes.
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+def ended(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Ended]:
     """What became of each process; its output is what it wrote to standard error, a terminal or not."""
     pty = pytest.importorskip("pty")
     termios = pytest.importorskip("termios")
@@ -132,7 +134,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
         "a closed pipe": _code(_TO_A_CLOSED_PIPE, "verify", root, "--json"),
     }
     terminals = {}
-    for command in _LONG:
+    shown = [item for item in request.session.items if item.name.startswith("test_progress_has")]
+    for command in [each.callspec.params["command"] for each in shown if isinstance(each, pytest.Function)]:
         for where in ("terminal", "terminal, --json", "pipe"):
             name, own = f"{command}, {where}", str(folder / f"of {command}, {where}")
             code = _NOWHERE + _SHOWN_AT_ONCE
@@ -195,8 +198,9 @@ def test_a_closed_pipe_has_an_exit_code_of_its_own_and_no_traceback(ended: dict[
     assert (ended["a closed pipe"].status, ended["a closed pipe"].output) == (141, "")
 
 
+@pytest.mark.few(1)
 @one_process
-@pytest.mark.parametrize("command", _LONG)
+@pytest.mark.parametrize("command", [*_LONG[:3], *further(*_LONG[3:])])
 def test_progress_has_rate_and_remaining_time_and_is_silent_elsewhere(
     command: str, ended: dict[str, Ended]
 ) -> None:

@@ -67,6 +67,7 @@ PLACES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", [*list(PLACES)[::3], *further(*(p for i, p in enumerate(PLACES) if i % 3))])
 def test_a_place_that_is_no_data_set_is_the_same_error_in_every_command(place: str, tmp_path: Path) -> None:
     make, named = PLACES[place]
@@ -156,6 +157,7 @@ def damage_shard(root: Path) -> None:
     shard.write_bytes(data)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("harm", "code", "concerned"),
     [
@@ -205,6 +207,7 @@ def test_what_was_warned_of_stands_in_the_json_and_on_standard_error(tmp_path: P
     assert "warnings" not in json.loads(run("gc", str(root), "--json").stdout)
 
 
+@pytest.mark.further
 def test_demo_into_a_file_exits_with_2(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}\n")
     shown = runner.invoke(app, ["demo", "--quick", "--out", str(tmp_path / "x.json")])

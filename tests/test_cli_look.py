@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from further import some
 from typer.testing import CliRunner
 
 import rlio
@@ -131,7 +132,7 @@ def made(own: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     return cache(lambda name: DATA[name][0](tmp_path_factory.mktemp("data"), own))
 
 
-@pytest.fixture(params=DATA)
+@pytest.fixture
 def data(request: pytest.FixtureRequest, made: Callable[[str], str]) -> tuple[str, list[str], rlio.Dataset]:
     uri, options = made(request.param), DATA[request.param][1]
     mapping = None
@@ -147,6 +148,8 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("data", some(2, DATA), indirect=True)
 def test_info_is_what_the_function_gives(data: tuple[str, list[str], rlio.Dataset]) -> None:
     uri, options, opened = data
     found = opened.info()
@@ -156,6 +159,8 @@ def test_info_is_what_the_function_gives(data: tuple[str, list[str], rlio.Datase
     assert shown == json.loads(json.dumps(found.as_dict()))
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("data", some(2, DATA), indirect=True)
 def test_episodes_are_those_of_the_table(data: tuple[str, list[str], rlio.Dataset]) -> None:
     uri, options, opened = data
     shown = json.loads(run("episodes", uri, *options, "--json"))["episodes"]
@@ -168,6 +173,8 @@ def test_episodes_are_those_of_the_table(data: tuple[str, list[str], rlio.Datase
     assert "episode" in run("episodes", uri, *options)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("data", some(2, DATA, start=1), indirect=True)
 def test_head_shows_the_first_rows(data: tuple[str, list[str], rlio.Dataset]) -> None:
     uri, options, opened = data
     (row, *more) = json.loads(run("head", uri, *options, "-n", "2", "--json"))["rows"]
@@ -180,6 +187,8 @@ def test_head_shows_the_first_rows(data: tuple[str, list[str], rlio.Dataset]) ->
     assert "2 rows of" in run("head", uri, *options, "-n", "2")
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("data", some(2, DATA, start=1), indirect=True)
 def test_stats_are_those_of_the_function(data: tuple[str, list[str], rlio.Dataset]) -> None:
     uri, options, opened = data
     if any(schema.multi_agent for schema in opened.schemas.values()):
@@ -366,6 +375,8 @@ def test_convert_shows_its_opening_before_its_rows(
     assert said == ["open begins", "open ends", "convert begins", "convert ends"]
 
 
+@pytest.mark.few(4)
+@pytest.mark.parametrize("data", some(2, DATA), indirect=True)
 def test_opening_other_files_shows_how_far_it_is(data: tuple[str, list[str], rlio.Dataset]) -> None:
     _, _, opened = data
     if not isinstance(opened, FileDataset):
@@ -416,6 +427,7 @@ def test_head_writes_frames(tmp_path: Path) -> None:
     assert "obs (16, 16, 3)" in run("stats", str(tmp_path / "frames"))
 
 
+@pytest.mark.further
 def test_an_output_without_these_letters_gets_others(own: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", "from rlio.cli.main import main; main()", "episodes", own],

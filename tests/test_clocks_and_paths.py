@@ -73,6 +73,7 @@ CLOCKS: dict[str, Callable[[], Callable[[], float]]] = {
 }
 
 
+@pytest.mark.few(2)
 @kinds
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.each_value_once
@@ -102,6 +103,7 @@ def test_what_is_written_and_recovered_does_not_depend_on_the_clock(
     assert sorted(rows_of(tmp_path / "false")) == sorted([*range(60), *range(30)])
 
 
+@pytest.mark.few(1)
 @kinds
 def test_a_clock_from_before_the_epoch_gives_no_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -138,6 +140,7 @@ NAMES = {
 }
 
 
+@pytest.mark.few(3)
 @kinds
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.each_value_once
@@ -190,6 +193,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.few(1)
 @kinds
 def test_a_root_may_be_reached_through_a_link(tmp_path: Path, kind: str) -> None:
     (tmp_path / "real").mkdir()

@@ -58,6 +58,7 @@ def numbers(reader: DatasetReader) -> list[int]:
     return [t for batch in reader for t in batch["t"].tolist()]
 
 
+@pytest.mark.further
 class TestRecorded(ReaderTests):
     def make_reader(self) -> DatasetReader:
         if not hasattr(type(self), "root"):
@@ -82,6 +83,7 @@ class TestShuffled(TestRecorded):
 # ---- which rows ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
     ("text", "condition"),
@@ -106,6 +108,7 @@ def test_the_rows_are_those_that_pass_each_once_an_epoch(
         assert (sorted(epoch) if shuffle else epoch) == expected
 
 
+@pytest.mark.few(1)
 def test_recorded_order_is_that_of_a_store(root: str) -> None:
     """To the bit, the columns in the same order, without those that only the filter reads."""
     for columns in (None, ["obs", "t"], ["rewards"]):
@@ -199,6 +202,7 @@ def test_columns_of_some_writers_only_follow_the_rule_for_missing_ones() -> None
 # ---- ranks, resuming, skipping ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.each_value_once
@@ -210,6 +214,7 @@ def test_a_restored_reader_gives_the_remainder(root: str, shuffle: bool, drop_la
         assert_resumes(lambda: cold(root, shuffle=shuffle, epochs=2, batch_size=5), 3, batches=9)
 
 
+@pytest.mark.few(1)
 @settings(max_examples=4, deadline=None)
 @given(
     shuffle=st.booleans(),
@@ -240,6 +245,7 @@ def test_ranks_share_the_rows_that_pass_also_where_their_number_changes(
     assert sorted(served) == PASSING
 
 
+@pytest.mark.few(1)
 @settings(max_examples=4, deadline=None)
 @given(
     shuffle=st.booleans(),
@@ -257,6 +263,7 @@ def test_skipping_leads_where_reading_leads(
     )
 
 
+@pytest.mark.few(1)
 def test_a_state_fits_only_the_same_filter(root: str) -> None:
     with cold(root, "rewards > 0", shuffle=True) as reader:
         reader.sample(5)
@@ -293,6 +300,7 @@ def broken_on_the_way(reader: DatasetReader, root: str, group: int) -> list[int]
     return [t for t in PASSING if first <= t < first + shard.rows[group]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.each_value_once
@@ -315,6 +323,7 @@ def test_damage_that_comes_later_loses_the_rows_that_would_have_been_served(
         reader.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.each_value_once

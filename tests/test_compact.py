@@ -146,6 +146,7 @@ def shards(root: str) -> list[Any]:
 # ---- every row, batch and episode survives ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make_batch", [cartpole_like, frames, sequences])
 @pytest.mark.parametrize("limit", [1 << 23, 900], ids=["one group", "small groups"])
 @pytest.mark.each_value_once
@@ -217,6 +218,7 @@ def test_a_joint_step_that_two_shards_share_is_served_twice_as_it_was() -> None:
     assert [info.units for info in open_whole(Storage.open(root), shards(root)[0]).groups] == [2, 2]
 
 
+@pytest.mark.further
 @settings(max_examples=4)
 @given(
     specs=columns(),
@@ -574,6 +576,7 @@ def test_duckdb_counts_each_row_once_while_covered_shards_wait_for_gc(tmp_path: 
 # ---- into a new root ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make_batch", [frames, two_policies, *further(cartpole_like, sequences)])
 def test_a_copy_of_many_writers_has_all_rows_in_their_order_under_one(make_batch: Any) -> None:
     root, batch = fresh_root(), make_batch()

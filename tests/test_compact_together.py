@@ -142,8 +142,10 @@ ROOTS: dict[str, Callable[[], str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("into", [False, True])
+@pytest.mark.each_value_once
 def test_the_new_shards_are_those_of_shards_decoded_one_by_one(
     root: str, into: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,8 +201,10 @@ LEFT = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", first(3, DAMAGE))
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.each_value_once
 def test_a_damaged_shard_is_named_and_its_run_left_as_it_was(
     damage: str, on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +248,7 @@ def test_a_short_shard_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rlio.open_dataset(root).segments) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("least", "left"), [(69, 1), (70, 1), (71, 70)])
 def test_a_run_needs_as_many_shards_as_asked_for(least: int, left: int) -> None:
     """More than stay open."""

@@ -192,6 +192,7 @@ class ColsTable(Table):
 '''
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["episodes", "a table"])
 def test_every_option_works_at_once_on_a_new_format(kind: str, checkout: Path, tmp_path: Path) -> None:
     """No code but the module of the format, the example of the page or a made-up table, knows it."""

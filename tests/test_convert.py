@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
+from crash_child import fork, wait_for
 from further import first, further
 from servers import Server
 from typer.testing import CliRunner
@@ -106,15 +105,14 @@ def test_writers_with_equal_ids_of_episodes_stay_apart(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 import rlio
 from rlio.conversion import convert as module
 from rlio.conversion import proof
 module._SHARD_BYTES = 3000
 import rlio.formats.episode_files
 rlio.formats.episode_files._FILE_BYTES = 3000
-src, dst, to, after, hook = sys.argv[1:]
-left = int(after)
+left = after
 def killed(*_):
     global left
     left -= 1
@@ -135,8 +133,8 @@ rlio.convert(src, dst, to=None if to == "rlio" else to, **options)
 
 def killed_after(src: Path, dst: Path, to: str, after: int, hook: str) -> bool:
     """Run a conversion that is killed at some point; whether it was."""
-    command = [sys.executable, "-c", KILLED, str(src), str(dst), to, str(after), hook]
-    code = subprocess.run(command, check=False).returncode
+    given = {"src": str(src), "dst": str(dst), "to": to, "after": after, "hook": hook}
+    code = wait_for(fork(exec, KILLED, given))
     assert code in (0, -9)
     return code == -9
 
@@ -227,6 +225,7 @@ def test_a_data_set_that_was_written_again_under_its_writers_id_is_another_sourc
         rlio.convert(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", first(2, dict.fromkeys(["npz", "parquet", *TARGETS])))
 def test_an_interrupted_conversion_of_a_corrected_source_never_mixes_both_versions(
     to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +275,7 @@ def test_a_source_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert opened == [str(tmp_path / "a.h5")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("to", "name"), [(None, "b"), ("d3rlpy", "b.h5"), ("npz", "b"), ("parquet", "b")])
 def test_other_filesystems_are_sources_and_targets(to: str | None, name: str, tmp_path: Path) -> None:
     made = record(f"memory://convert-{to}/a", [3, 4])
@@ -336,6 +336,7 @@ def test_a_place_that_holds_something_else_is_refused_and_left_alone(tmp_path: P
         rlio.convert({"a": 1.0}, tmp_path / "b")  # type: ignore[arg-type]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("to", [None, "npz", "minari", "d3rlpy"])
 def test_a_second_conversion_into_the_same_place_is_refused_while_the_first_one_runs(
     to: str | None, tmp_path: Path
@@ -388,6 +389,7 @@ class Forgetful(D3rlpySink):
             super().write(episode)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("sink", "column"), [(Broken, "rewards"), (Forgetful, "obs")])
 def test_the_proof_fails_for_a_broken_sink_and_names_episode_and_column(
     sink: type, column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -632,6 +634,7 @@ def test_after_a_refusal_that_stored_nothing_the_folder_takes_other_options(tmp_
     assert report.written == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("t", [True, False])
 def test_episodes_of_one_id_in_several_files_are_converted_as_several_episodes(
     t: bool, tmp_path: Path

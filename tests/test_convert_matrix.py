@@ -173,6 +173,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.each_value_once
@@ -217,6 +218,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_source_is_prepared_for_every_format_and_equals_itself_but_for_the_decisions(name: str) -> None:
     prepared = 0
@@ -281,6 +283,7 @@ def with_texts(tmp_path: Path) -> Path:
     return tmp_path / "with texts"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_prepare_fails_the_proof(
     fault: str, with_texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +304,7 @@ def test_a_fault_of_prepare_fails_the_proof(
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", ["rewards", "obs", "actions", "terminateds"])
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.each_value_once
@@ -357,6 +361,7 @@ def plant(place: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return switch
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("to", TARGETS)
 def test_a_fault_of_what_reads_the_target_fails_the_proof(
     to: str, with_texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -368,6 +373,7 @@ def test_a_fault_of_what_reads_the_target_fails_the_proof(
     assert caught.value.column == "rewards"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(3, dict.fromkeys(["rlds", "npz", "rllib-json", *DECODERS])))
 def test_a_source_that_gives_other_rows_the_second_time_fails_the_proof(
     name: str, with_texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

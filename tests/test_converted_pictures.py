@@ -42,6 +42,7 @@ def rlds_data(root: Path, files: list[bytes]) -> Path:
     return write_rlds(root, example(an_episode(len(files), observation=files)), features=image)
 
 
+@pytest.mark.further
 def test_lerobots_pictures_are_the_same_files_in_rlio_and_back(tmp_path: Path) -> None:
     name = "observation.images.top"
     assert rlio.convert(LEROBOT, tmp_path / "a", prove=True).proved
@@ -143,6 +144,7 @@ def test_a_proof_finds_files_that_were_encoded_again(tmp_path: Path, monkeypatch
         rlio.convert(tmp_path / "a", tmp_path / "b", to="lerobot", prove=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("chosen", "keeps"),
     [("actions != 3", True), ("episode_return > 0", False)],
@@ -172,6 +174,7 @@ def test_a_conversion_stores_frames_or_png_if_it_is_asked_to(tmp_path: Path) -> 
             rlio.convert(tmp_path / "b", tmp_path / "d", options={"pictures": pictures})
 
 
+@pytest.mark.further
 def test_frames_of_a_video_are_stored_as_png_if_that_is_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("av")
     video = LEROBOT.with_name("v3.0-video")

@@ -127,6 +127,7 @@ _EVERY_CALL = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "first"), _EVERY_CALL)
 def test_a_writer_that_dies_at_any_call_loses_nothing(
     kind: str, first: int, tmp_path: Path, expected: Callable[[str, int], list[str]]
@@ -144,6 +145,7 @@ def test_a_writer_that_dies_at_any_call_loses_nothing(
     assert points >= 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "first"), _EVERY_CALL)
 def test_recovery_that_dies_at_any_call_is_done_by_the_next_one(
     kind: str, first: int, tmp_path: Path, expected: Callable[[str, int], list[str]]
@@ -178,6 +180,7 @@ def test_pairs_of_deaths_of_a_writer_and_of_its_recovery_lose_nothing(
         _check(root, kind, tally, expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("act", [compact, partial(gc, grace=0)], ids=["compact", "gc"])
 def test_maintenance_that_dies_at_any_call_changes_no_row(
     act: Callable[[Path], object],

@@ -201,6 +201,7 @@ def test_numbered_groups_of_very_large_files_are_read_in_their_order(tmp_path: P
     assert read(tmp_path / "a.hdf5")["rewards"].tolist() == list(range(220))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("steps", [1, 7, 20, 1000])
 def test_a_time_limit_truncates_files_without_timeouts(steps: int, tmp_path: Path) -> None:
     columns = datasets(150)

@@ -117,6 +117,7 @@ class TestSequences(ReaderTests):
         return numbered(55, seq_lens=np.arange(1, 11, dtype=np.int32), state_in_0=np.arange(10.0)[:, None])
 
 
+@pytest.mark.further
 class TestJointSteps(ReaderTests):
     ordered = True
     sizes = (None, 1, 3, 7)
@@ -161,6 +162,7 @@ def test_options_of_a_store_are_refused_without_one(root: str, tmp_path: Path) -
 # ---- the law of resuming ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("epochs", [1, 2, None])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("batch_size", "n"), [(9, None), (100, None), (13, 5)])
@@ -174,6 +176,7 @@ def test_a_restored_reader_gives_the_remainder(
     assert_resumes(lambda: DatasetReader(root, seed=4 if shuffle else None, **options), n, batches=5)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("shuffle", [True, *further(False)])
 def test_a_restored_reader_drops_the_same_last_batch(root: str, shuffle: bool) -> None:
     def make() -> DatasetReader:
@@ -185,6 +188,7 @@ def test_a_restored_reader_drops_the_same_last_batch(root: str, shuffle: bool) -
     assert [len(batch) for batch in make()] == [8] * 15
 
 
+@pytest.mark.further
 @settings(max_examples=6, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=20),
@@ -228,6 +232,7 @@ def test_a_reader_without_a_seed_resumes_by_the_one_it_drew(root: str) -> None:
         assert numbers(other) == expected
 
 
+@pytest.mark.further
 def test_damage_that_is_skipped_is_skipped_again_after_a_restart(root: str) -> None:
     copy = fresh_root()
     for path, data in files(root, "").items():
@@ -313,6 +318,7 @@ def test_positions_outside_of_the_data_are_refused(root: str, change: dict[str, 
 # ---- ranks ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", [1, 2, 5, *further(3, 4, 70)])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.each_value_once
@@ -331,6 +337,7 @@ def test_ranks_read_each_row_once_an_epoch_together(root: str, world: int, shuff
     assert all(state == states[0] for state in states)
 
 
+@pytest.mark.further
 @settings(max_examples=6, deadline=None)
 @given(
     worlds=st.lists(st.integers(1, 5), min_size=1, max_size=5),
@@ -388,6 +395,7 @@ def damaged_groups(rows: int, groups: list[int], **more: Any) -> str:
     return root
 
 
+@pytest.mark.further
 @settings(max_examples=5, deadline=None)
 @given(
     damage=st.lists(st.integers(0, 30), min_size=1, max_size=8),
@@ -445,6 +453,7 @@ def test_without_a_size_a_batch_is_no_larger_than_a_row_group_of_wide_rows() -> 
             )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("batch_size", [1, 5, 40])
 def test_shuffled_joint_steps_come_whole_and_once_though_writers_repeat_their_ids(batch_size: int) -> None:
     """One window holds groups of both writers, whose (eps_id, t) are the same."""

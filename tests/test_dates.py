@@ -62,8 +62,10 @@ def test_other_tools_see_dates_of_python() -> None:
     assert table.column("moments").to_pylist() == DATA_SETS["dates"]()["moments"].tolist()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["times", "dates"])
 @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
+@pytest.mark.each_value_once
 def test_stores_and_rings_keep_times(name: str, cache: Any, tmp_path: Path) -> None:
     rows = DATA_SETS[name]()
     store(rows, root=str(tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from rlio.support.described import Described
 
 SECRET = "hunter2-is-secret"
 
+# The process that runs these tests calls the hook until it ends, so one process does.
+pytestmark = pytest.mark.xdist_group("described")
+
 IO = ("open", "os", "socket", "subprocess", "shutil", "mmap")
 _seen: list[str] = []
 #: The thread whose I/O is noted: readers read ahead in others.
@@ -24,23 +28,20 @@ _watched: int | None = None
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watched == threading.get_ident() and event.split(".")[0] in (
-        "open",
-        "os",
-        "socket",
-        "subprocess",
-        "shutil",
-        "mmap",
-    ):
+    if _watched is not None and _watched == threading.get_ident() and event.split(".")[0] in IO:
         _seen.append(f"{event} {arguments}")
 
 
-sys.addaudithook(_audit)
+@cache
+def _listen() -> None:
+    """Nothing takes a hook away again."""
+    sys.addaudithook(_audit)
 
 
 def checked(thing: object) -> str:
     """Its `repr`, which is short, one line and does no I/O."""
     global _watched
+    _listen()
     _seen.clear()
     _watched = threading.get_ident()
     try:

@@ -106,6 +106,7 @@ def _fail_at_calls(base: Path, kind: str, *, sticky: bool, start: int, step: int
     raise AssertionError
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "sticky", "start"),
     [("parquet", True, 2), ("json", False, 3), *further(("parquet", False, 1), ("json", True, 4))],
@@ -129,6 +130,7 @@ def test_every_call_may_fail_and_every_accepted_row_is_there_in_the_end(
     assert _fail_at_calls(tmp_path, kind, sticky=sticky, start=1, step=1) >= 120
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 def test_a_sync_that_fails_is_not_tried_again_on_the_same_file(tmp_path: Path, kind: str) -> None:
     """For ever: the log takes nothing. Once: the rows go through another segment."""
@@ -170,6 +172,7 @@ def test_a_sync_that_fails_is_not_tried_again_on_the_same_file(tmp_path: Path, k
     assert rows_of(tmp_path) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 @pytest.mark.parametrize("limit", [0, 900, *further(100, 1500, 2300, 4000)])
 @pytest.mark.each_value_once
@@ -197,6 +200,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_loses_nothing_accepted(
     _check(tmp_path, tally)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "size", [size if size % 160 == 48 else further(size)[0] for size in range(128, 448, 16)]
 )

@@ -108,6 +108,7 @@ def gathered(ds: Any) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["frames", "alike", *further("cheetah", "cartpole_like", "sequences", "with_types")]
 )

@@ -106,12 +106,14 @@ def batch_of(tables: Any, like: Layout | None = None) -> Any:
 # ---- blocks ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MADE)
 def test_blocks_of_a_data_set_are_its_rows_again(name: str) -> None:
     root = store(MADE[name]())
     assert_identical(batch_of(tables_of(root)), load(root))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(2, MADE))
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
@@ -137,6 +139,7 @@ def test_columns_come_as_arrays_of_their_shape_and_dtype() -> None:
     assert np.array_equal(found["actions/aim/1"], batch["actions"]["aim"][1])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "values",
     [
@@ -270,6 +273,7 @@ def data_set(**options: Any) -> str:
     return root
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tasks", first(4, [None, 1, 3, 100, 2, 5, 12]))
 def test_parts_are_the_data_set_in_its_order(tasks: int | None) -> None:
     root = data_set()
@@ -329,6 +333,7 @@ def test_damage_is_an_error_and_can_be_skipped(tmp_path: Path) -> None:
     assert found["t"].tolist() == [*range(10), *range(20, 30)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text", first(2, ["obs[1] > 200", "t == 105", "t < 0", "rewards >= 0", "rewards > 7"])
 )

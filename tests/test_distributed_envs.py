@@ -101,6 +101,7 @@ def test_an_exception_says_which_environment_episode_and_seed(shared: ProcessSte
     assert int(step_until(shared, 2, 5).rewards[2]) == 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fault", "words"), [("untold", "Untold: '1 and 2'"), ("lock", "pickle")])
 def test_what_cannot_be_pickled_is_told_all_the_same(shared: ProcessStepper, fault: str, words: str) -> None:
     shared.reset()

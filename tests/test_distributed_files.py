@@ -35,6 +35,7 @@ def rows_of(dataset: Any) -> dict[str, Any]:
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", first(2, ["d4rl", "mapped.csv", *sorted({*FORMATS} - {"d4rl", "mapped.csv"})])
 )
@@ -54,6 +55,7 @@ def test_ray_data_reads_every_format_in_parts(roots: dict[str, Path], name: str)
     assert rows_of(some)["rewards"].tolist() == list(range(21, ROWS))
 
 
+@pytest.mark.further
 def test_groups_of_one_file_are_read_by_several_tasks_and_evaluated_as_in_one_process(tmp_path: Path) -> None:
     chain = PROBLEMS["chain"]
     batch = chain.simulate(150, seed=0)

@@ -181,6 +181,7 @@ def test_restarts_count_against_the_limit_within_a_window_and_wait_with_growing_
     assert FaultTolerance(restart_pause_s=0.0).pause_s(in_a_row=500, spread=1.0) == 0.0
 
 
+@pytest.mark.further
 def test_ray_is_imported_by_what_uses_it_and_missed_with_the_line_that_installs_it() -> None:
     code = (
         "import sys; sys.modules['ray'] = None\n"

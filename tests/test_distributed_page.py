@@ -23,6 +23,7 @@ def block_with(checkout: Path, words: str, folder: Path) -> str:
     return code.replace('"s3://bucket', f'"{folder.as_posix()}')
 
 
+@pytest.mark.further
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("policy", ["LinearPolicy", *further("rlio.policies.DQN")])
 def test_a_group_samples_learns_and_records(

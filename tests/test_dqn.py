@@ -209,7 +209,7 @@ def test_it_learns_cartpole_from_its_own_steps() -> None:
 
 def test_training_is_the_same_under_the_same_seed() -> None:
     torch.manual_seed(0)
-    one = trained(training(3), 1500).get_weights()
+    one = trained(training(3), 500).get_weights()
     torch.manual_seed(1)
-    two = trained(training(3), 1500).get_weights()
+    two = trained(training(3), 500).get_weights()
     assert all(np.array_equal(one[name], two[name]) for name in one)

@@ -88,6 +88,19 @@ REFUSED: dict[str, tuple[list[Batch], str]] = {
     "in a large batch": ([episode(7), joined(*(episode(i) for i in (1, 2, 7, 3)))], "row 10 .*eps_id 7"),
     "split over batches": ([episode(7, 3, ends=False), episode(7, 3, first=3), episode(7, 3)], "eps_id 7"),
     "shuffled": ([episode(7, 10)[SHUFFLED], episode(7, 10)[SHUFFLED]], "eps_id 7"),
+    "a row that came between the first and the last of another order": (
+        [episode(7, 10)[[0, 5, 2]], episode(7, 10)[[9, 3]], episode(7, 10)[[5]]],
+        "row 0 .*eps_id 7 .* t=5",
+    ),
+    "with steps below 0": ([episode(7, 3), episode(7, 3, first=-3), episode(7, 3)], "eps_id 7"),
+    "several with steps below 0": (
+        [joined(*(episode(i, 3, first=first) for i in (7, 8))) for first in (0, -3)] + [episode(7, 3)],
+        "eps_id 7",
+    ),
+    "with steps from 1": (
+        [episode(7, 3, first=1, ends=False), episode(7, 3, first=4), episode(7, 3, first=1)],
+        "eps_id 7 .* at t=6, .* t=1",
+    ),
     "ended by a limit": ([cut_off(7), cut_off(7)], "eps_id 7"),
     "without t": (
         [without(episode(7), "t"), without(episode(7), "t")],
@@ -156,6 +169,14 @@ TAKEN: dict[str, list[Batch]] = {
     "fragments in another order": [episode(7, 3, first=3 * i, ends=i == 3) for i in (2, 3, 0, 1)],
     "the end first, then the other rows": [episode(7)[4:], episode(7)[:2], episode(7)[2:4]],
     "rows in any order, over batches": [episode(7, 10)[SHUFFLED[:6]], episode(7, 10)[SHUFFLED[6:]]],
+    "rows in an order whose first and last look like a run": [
+        episode(7, 10)[rows] for rows in ([0, 5, 2], [9, 3], [1, 4])
+    ],
+    "other environments between the first row and the last": [
+        joined(*(episode(7, 1, first=t, ends=False, env_id=env) for t, env in ((0, 0), (0, 1), (2, 0)))),
+        episode(7, 1, first=3, env_id=0),
+        episode(7, 1, first=1, ends=False, env_id=0),
+    ],
     "rows one by one, in any order": [episode(7, 10)[[i]] for i in SHUFFLED],
     "two episodes in turn": [episode(i % 2, 1, first=i // 2, ends=i > 7) for i in range(10)],
     "steps twice without an end": [episode(7, ends=False), episode(7, ends=False)],
@@ -187,6 +208,7 @@ TAKEN: dict[str, list[Batch]] = {
 }
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("make", WRITERS)
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.each_value_once
@@ -203,6 +225,7 @@ def test_rows_of_an_ended_episode_are_refused_as_a_whole(name: str, make: Any) -
     assert not good or rlio.verify(root).ok
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("make", WRITERS)
 @pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.each_value_once

@@ -72,6 +72,7 @@ def iterated(root: str, request: pytest.FixtureRequest) -> Iterator[Callable[...
         getattr(one, "close", lambda: None)()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("iterated", ITERATED, indirect=True)
 def test_a_loop_without_epochs_says_once_that_it_is_endless(
     iterated: Callable[..., Iterable[Any]], caplog: pytest.LogCaptureFixture

@@ -118,6 +118,7 @@ def _counted(change: np.ndarray) -> np.ndarray:
     return position - starts[np.searchsorted(starts, position, side="right") - 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv], ids=["sync", "async"])
 @pytest.mark.each_value_once
@@ -136,6 +137,7 @@ def test_every_recorded_row_is_a_true_transition(mode: AutoresetMode, kind: Any)
     assert runner.steps_dropped == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_complete_episodes_are_whole_and_none_is_lost(mode: AutoresetMode) -> None:
     runner = runner_of(mode, rollout_fragment_length=40, batch_mode="complete_episodes")
@@ -215,6 +217,7 @@ class TwoLengths(gym.Env[Any, Any]):
         return np.full(1, self.t, np.float32), 1.0, self.t == self.length, False, {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("several_agents", [False, True])
 def test_episodes_that_all_begin_in_one_call_are_not_those_that_end_first(several_agents: bool) -> None:
     config = RolloutConfig(num_envs=8)
@@ -370,6 +373,7 @@ class Nested(Counter):
         return super().step(action["turn"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv], ids=["sync", "async"])
@@ -476,6 +480,7 @@ class Remembering(Policy):
         return (obs[:, 1].astype(np.int64) + 1) % 3, (count + 1,), extras
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_recurrent_state_and_inputs_start_over_with_every_episode(mode: AutoresetMode) -> None:
     batch = EnvRunner(vector(mode), Remembering(), config=RolloutConfig(rollout_fragment_length=80)).run()
@@ -572,6 +577,7 @@ def test_a_restored_runner_goes_on_counting_with_other_episodes() -> None:
         again.load_state_dict(state | {"unrolls": None})
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("env", "config", "message"),
     [

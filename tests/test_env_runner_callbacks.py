@@ -99,6 +99,7 @@ class Log(Callbacks):
         self._log("end", episode)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("connectors", [[], [FrameStack(2)]], ids=["", "stacked"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.each_value_once
@@ -333,6 +334,7 @@ def test_previous_rewards_are_those_that_are_learned_from() -> None:
 # ---- failures ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])

@@ -44,6 +44,7 @@ def recorded(envs: Any, *, rows: int, truncates: bool, **config: Any) -> None:
 # In all 3 x 2 x (30,000 + 60,000 + 600) rows and more: half a million.
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.each_value_once
@@ -53,6 +54,7 @@ def test_sync_environments(mode: AutoresetMode, truncates: bool) -> None:
     recorded(envs, rows=8_000, truncates=truncates)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.each_value_once
@@ -61,6 +63,7 @@ def test_environments_that_are_vectors_by_themselves(mode: AutoresetMode, trunca
     recorded(envs, rows=20_000, truncates=truncates)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("truncates", [False, True], ids=["terminated", "truncated"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.each_value_once
@@ -70,6 +73,7 @@ def test_environments_in_processes(mode: AutoresetMode, truncates: bool) -> None
     recorded(envs, rows=400, truncates=truncates)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.each_value_once
@@ -84,6 +88,7 @@ def test_environments_that_the_runner_makes(kind: Any, restarts: bool) -> None:
     )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("mode", first(1, MODES), ids=lambda mode: mode.name)
 def test_whole_episodes_leave_no_episode_out(mode: AutoresetMode) -> None:
     envs = CountingVectorEnv(32, mode, truncates=True)

@@ -59,6 +59,7 @@ class Starts(Callbacks):
         assert episode.last_info == {"t": episode.length}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["sync", *AutoresetMode.__members__, *further("async")])
 def test_callbacks_get_what_came_with_a_reset_and_nobody_else_keeps_it(how: str) -> None:
     """`RunningEpisode.last_info` is there in `on_episode_start`, of the first episodes and of later ones."""
@@ -100,6 +101,7 @@ def test_where_an_episode_begins_without_a_reset_its_info_is_that_of_the_step() 
     assert seen == [{"began": 0}, {"t": 4}, {"t": 8}]
 
 
+@pytest.mark.further
 def test_evaluating_long_episodes_needs_no_advice(caplog: pytest.LogCaptureFixture) -> None:
     class Long(Telling):
         def reset(self, **kwargs: Any) -> Any:
@@ -142,6 +144,7 @@ def test_recreated_in_the_middle_it_counts_what_waited_and_goes_on() -> None:
     assert rows + len(batch) + runner.steps_dropped + runner._loop.recorder.rows == runner.timesteps
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "mode", [AutoresetMode.NEXT_STEP, *further(AutoresetMode.SAME_STEP)], ids=lambda mode: mode.name
 )

@@ -101,6 +101,7 @@ def test_a_policy_cannot_overwrite_what_a_runner_records(name: str) -> None:
 # ---- chunks ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_chunks_keep_their_ids_and_come_with_the_steps_before_them(mode: AutoresetMode) -> None:
     """Row 2.5, chunking: ids preserved, episode_lookback_horizon."""
@@ -172,6 +173,7 @@ def test_random_actions_are_of_the_runners_seed_and_have_columns_of_their_own() 
 # ---- fragments ----
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("batch", "envs", "workers"), [(4000, 1, 3), (1000, 4, 7), (10, 16, 2), (5, 1, 8), (64, 8, 0)]
 )
@@ -218,6 +220,7 @@ def test_a_fragment_that_is_not_resolved_says_so() -> None:
         _ = config.fragment_steps
 
 
+@pytest.mark.further
 def test_a_batch_that_waits_for_long_episodes_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     """Row 2.3, large batch warning."""
 
@@ -253,6 +256,7 @@ def test_at_the_horizon_an_episode_is_truncated_and_the_environment_reset(kind: 
         assert not batch["terminateds"].any()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_functions_that_make_environments_keep_their_context_with_a_horizon(kind: Any) -> None:
     config = {"num_envs": 2, "vectorize_mode": kind, "horizon": 3, "rollout_fragment_length": 12}
@@ -275,6 +279,7 @@ def test_vector_environments_have_horizons_of_their_own() -> None:
         runner_of(counting(), horizon=5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_at_a_soft_horizon_the_environment_goes_on_in_another_episode(mode: AutoresetMode) -> None:
     """Row 2.3, soft_horizon: no flag, no reset, another episode; the true next observation."""
@@ -319,6 +324,7 @@ def test_no_row_says_that_its_episode_ended(batch_mode: Any) -> None:
 # ---- connectors ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_stacks_are_true_also_at_the_end_of_episodes(mode: AutoresetMode) -> None:
     """Row 2.5, connectors: what the policy saw is recorded, and what it would have seen at the end."""
@@ -470,3 +476,32 @@ def test_where_there_are_enough_episodes_nothing_is_left_out(several: bool) -> N
     assert runner.get_metrics().counts.episodes == 0
     assert len(first) == len(rest) == 2
     assert len({episode.id_ for episode in first + rest}) == 4
+
+
+class Reused(Fixed):
+    """Episodes of ``length`` steps, all observed in one array."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.seen = length, np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        self.seen[:] = 0
+        return self.seen, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.seen[:] = self.t
+        return self.seen, 1.0, self.t == self.length, False, {}
+
+
+def test_the_final_observation_stays_when_the_reset_overwrites_its_array() -> None:
+    batch = runner_of(lambda: Reused(5), num_envs=2).run()
+    assert batch["new_obs"][batch["terminateds"], 0].tolist() == [5.0] * 4
+
+
+def test_chunks_that_ended_come_first_in_the_order_of_their_ends() -> None:
+    lengths = iter([5, 3])
+    runner = runner_of(lambda: Reused(next(lengths)), num_envs=2)
+    # The second environment ends at steps 3 and 6, the first at step 5; its next episode is running.
+    assert [len(chunk) for chunk in runner.sample(num_timesteps=12)] == [3, 5, 3, 1]

@@ -97,6 +97,7 @@ def test_a_game_that_ends_between_two_lives_is_told_with_the_next() -> None:
     assert told == [None, (140.0, 5)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["sync", "async", "given"])
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.each_value_once
@@ -158,6 +159,7 @@ def test_pong_is_prepared_as_usual() -> None:
     plain.close()
 
 
+@pytest.mark.further
 def test_breakout_loses_lives() -> None:
     env = make_atari("ALE/Breakout-v5", AtariOptions(sticky=0.0, noop_max=0))
     env.reset(seed=0)
@@ -174,6 +176,7 @@ def test_breakout_loses_lives() -> None:
     env.close()
 
 
+@pytest.mark.further
 def test_stacks_of_pong_are_recorded_with_each_frame_once(tmp_path: Path) -> None:
     config = RolloutConfig(num_envs=2, rollout_fragment_length=50)
     runner = EnvRunner(partial(make_atari, "ALE/Pong-v5"), RandomPolicy(), config=config, seed=1)

@@ -124,6 +124,7 @@ def test_it_is_told_from_other_processes_too(name: str) -> None:
         first_steps(kind(**attributes), "async")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "restarting"])
 @pytest.mark.each_value_once
@@ -138,6 +139,7 @@ def test_it_is_told_once_and_no_restart_is_tried(mode: str, restarts: bool) -> N
     assert len(re.findall(r"environment \d", str(caught.value))) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_checks_only_what_cannot_be_stored_is_an_error(mode: str) -> None:
     first_steps(kind(next_obs=np.array([0.0, 1.5], np.float32)), mode, check_env=False)

@@ -59,6 +59,7 @@ def sampled(env: Any = Seeded, *, seed: int = 7, worker_index: int = 0, **option
         runner.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_each_episode_has_a_seed_that_can_be_computed_and_is_recorded(mode: Any) -> None:
     batch = sampled(worker_index=2, vectorize_mode=mode)
@@ -130,6 +131,7 @@ def test_an_episode_after_a_failure_has_the_next_seed() -> None:
 # ---- what functions that make environments are told ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_function_is_told_for_whom_it_makes_an_environment(mode: Any) -> None:
     """ "env context": worker_index, vector_index, num_workers, remote, recreated_worker."""
@@ -203,6 +205,7 @@ def test_the_config_of_an_id_is_its_keywords() -> None:
     assert envs == {"sync": (1.5,), "async": (1.5,)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_validate_env_sees_each_environment(mode: Any) -> None:
     """ "validate_env": it raises where it does not like what it sees."""
@@ -260,6 +263,7 @@ def test_environs_that_are_numbers_become_text(monkeypatch: pytest.MonkeyPatch) 
     assert os.environ["RLIO_A"] == "3", "nothing was set"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_environments_are_rendered_where_they_are(mode: str) -> None:
     """ "render_env": frames of each environment."""
@@ -271,6 +275,7 @@ def test_environments_are_rendered_where_they_are(mode: str) -> None:
     stepper.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_frames_go_into_the_media_of_episodes(mode: Any) -> None:
     """Row "render_env": a frame for each observation, in the metrics of its episode."""

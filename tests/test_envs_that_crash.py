@@ -83,6 +83,7 @@ def run(stepper: Stepper, steps: int) -> None:
         stepper.step(ACTIONS[: stepper.num_envs])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mode", "t"),
     [
@@ -114,6 +115,7 @@ def test_a_vector_environment_that_fails_is_an_error_and_a_reset_starts_over() -
         stepper.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode: str) -> None:
     stepper = stepper_of(fails_once(1, episode=2, t=3), mode, max_restarts=None)
@@ -132,6 +134,7 @@ def test_without_restarts_the_error_says_which_environment_episode_and_seed(mode
     assert len(seen.rows) == 3 * 2 * LENGTH
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_first_observation_that_does_not_fit_is_a_failed_reset_and_the_last_step_counts(mode: str) -> None:
     class Widens(Crashing):
@@ -192,6 +195,7 @@ def test_a_process_killed_between_two_steps_is_replaced() -> None:
     assert seen.episodes(2)[0] == (1, 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_restarts_are_bounded_and_the_last_error_is_raised(mode: str) -> None:
     """Row "endless reset retry": a reset that keeps failing is an error, not a loop."""
@@ -400,6 +404,7 @@ def assert_whole(batch: SampleBatch) -> None:
         assert (rows["terminateds"] == (rows["t"] == LENGTH - 1)).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize(
@@ -436,6 +441,7 @@ def test_a_runner_discards_the_episode_counts_it_and_goes_on(mode: str, batch_mo
     assert all(length == LENGTH for _, length, error in told.ends if not error)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("mode", "t"), [("sync", 0), ("sync", 3), ("async", 3), *further(("async", 0))])
 def test_a_runner_without_restarts_raises_and_starts_over(mode: str, t: int) -> None:
     runner, _ = runner_of(fails_once(1, episode=2, t=t), mode, restart_failed_sub_environments=False)
@@ -447,6 +453,7 @@ def test_a_runner_without_restarts_raises_and_starts_over(mode: str, t: int) -> 
     assert len(batch) == 3 * 4 * LENGTH
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("p_crash", "p_crash_reset"), [(0.1, 0.3), *further((0.1, 0.0), (0.0, 0.3))])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_environments_that_crash_at_random(mode: str, p_crash: float, p_crash_reset: float) -> None:

@@ -300,6 +300,7 @@ def test_errors_and_infos_that_cannot_be_pickled_are_told_all_the_same() -> None
     stepper.close()
 
 
+@pytest.mark.further
 def test_environments_in_processes_that_were_started_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent to a process does not need to be inherited."""
     spawn = multiprocessing.get_context("spawn")

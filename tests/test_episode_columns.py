@@ -104,6 +104,7 @@ def test_derived_columns_do_not_depend_on_compaction_and_see_only_the_snapshot(t
     assert read(data.refresh(), cache="memory", derive=ALL).equals(before)
 
 
+@pytest.mark.few(1)
 @KEEPS
 def test_without_t_returns_and_lengths_after_a_trim_are_unknown(tmp_path: Path, cache: Any) -> None:
     """Any episode of the writer may lack its first rows, as episodes may alternate."""
@@ -213,6 +214,7 @@ def test_deriving_is_refused_where_it_cannot_be_right(tmp_path: Path) -> None:
         reader(bare, derive=["mc_return"], epochs=1).sample()
 
 
+@pytest.mark.few(1)
 @KEEPS
 def test_filters_read_episode_columns_and_their_quantiles(tmp_path: Path, cache: Any) -> None:
     lengths = [3, 5, 4, 6, 8, 7, 9, 10, 12, 11]
@@ -284,6 +286,7 @@ def test_a_split_is_disjoint_and_equal_in_every_reader_and_stays_when_data_is_ad
     assert train <= sides(data, 0.9, cache="none")[0]
 
 
+@pytest.mark.further
 def test_small_ids_are_split_by_writer_also_after_a_merge(tmp_path: Path) -> None:
     for seed in range(2):
         written(tmp_path / "data", *(rows(n, 0, 2, end="terminated", seed=seed) for n in range(30)))

@@ -295,6 +295,7 @@ def test_a_table_is_sorted_stably_with_unknown_values_last() -> None:
     assert table.sort("writer", descending=True)["episode"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -462,6 +463,7 @@ def test_data_in_sequences_has_a_row_an_episode(tmp_path: Path, kind: Any) -> No
     assert rlio.open_dataset(tmp_path, at={"w0": 6}).lengths().tolist() == [5, 1]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "text",
     [
@@ -500,8 +502,10 @@ def test_steps_may_count_from_1(tmp_path: Path, first: tuple[int, int], finished
     assert data.info().unfinished == 2 - sum(finished)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("has_t", [True, False])
 @pytest.mark.parametrize("change", ["trim", "trim and compact", "trim and collect"])
+@pytest.mark.each_value_once
 def test_an_episode_whose_first_rows_were_trimmed_is_not_finished(
     tmp_path: Path, change: str, has_t: bool
 ) -> None:

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from further import first, further
+from further import first, further, some
 from kinds import WHOLE, episodes_of, made, with_final
 
 import rlio.torch
@@ -157,6 +157,7 @@ def same(found: list[rlio.SampleBatch], expected: list[rlio.SampleBatch]) -> Non
             np.testing.assert_allclose(values, theirs[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.few(3)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("name", FORMATS)
@@ -166,9 +167,10 @@ def test_an_option_gives_the_rows_that_it_gives_on_own_data(
     same(batches(roots[name], **options), batches(roots["rlio"], **options))
 
 
+@pytest.mark.few(2)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", some(2, FORMATS, start=1))
 def test_ranks_get_every_row_once_and_a_state_continues(
     roots: dict[str, Path], name: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,9 +193,10 @@ def test_ranks_get_every_row_once_and_a_state_continues(
         reader.load_state_dict(state)
 
 
+@pytest.mark.few(2)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", some(2, FORMATS))
 def test_a_loader_of_torch_gives_each_rank_the_batches_of_a_reader(
     roots: dict[str, Path], name: str, workers: int
 ) -> None:
@@ -252,6 +255,7 @@ def test_damaged_episodes_are_lost_alone(
                 assert sorted(error.record for error in reader.errors) == [1, 4]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 1}, {"cache": "memory"}], ids=str)
 def test_a_damaged_episode_of_a_run_is_lost_alone(
     roots: dict[str, Path], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -286,9 +290,10 @@ def test_a_damaged_episode_of_a_run_is_lost_alone(
     assert len(calls) <= 4
 
 
+@pytest.mark.few(2)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("cache", ["memory", "disk"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", some(2, FORMATS, start=1))
 def test_a_store_of_files_draws_the_rows_of_own_data(
     roots: dict[str, Path], name: str, cache: Any, tmp_path: Path
 ) -> None:
@@ -340,6 +345,7 @@ def test_a_store_takes_the_options_of_a_format_that_a_reader_takes(roots: dict[s
             rlio.ReplayStore.open(roots[name], **options)
 
 
+@pytest.mark.further
 def test_sides_of_a_split_have_whole_episodes_and_all_rows_together(roots: dict[str, Path]) -> None:
     for name in FORMATS:
         sides = {side: batches(roots[name], split=(side, 0.5)) for side in ("train", "test")}
@@ -349,6 +355,7 @@ def test_sides_of_a_split_have_whole_episodes_and_all_rows_together(roots: dict[
         assert sum(len(batch) for found in sides.values() for batch in found) == ROWS
 
 
+@pytest.mark.further
 def test_a_long_episode_is_read_in_parts(roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     from rlio.formats.minari.source import MinariSource
 
@@ -409,6 +416,7 @@ def test_content_has_another_identity_after_a_change_of_equal_size(
     assert after[1] != before[1]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
     name: str, roots: dict[str, Path]
@@ -422,6 +430,7 @@ def test_a_state_of_a_reader_of_records_or_of_earlier_versions_is_refused(
             reader.load_state_dict(state)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(2, [*SHOWN, *(name for name in KEPT if name not in SHOWN)]))
 def test_where_rows_are_kept_follows_one_rule_for_every_source(
     roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -462,7 +471,8 @@ def opened(root: Path) -> rlio.Dataset:
     return rlio.open_dataset(root, **meaning(root))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some(2, FORMATS))
 def test_files_open_as_a_data_set_with_the_rows_episodes_statistics_and_exports_of_own_data(
     roots: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
@@ -501,6 +511,7 @@ def test_files_open_as_a_data_set_with_the_rows_episodes_statistics_and_exports_
     assert set(data.columns["default_policy"]) >= {"obs", "actions", "rewards"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["d4rl", "npz", "mapped.csv", *further("minari", "d3rlpy", "rllib-json", "parquet")]
 )
@@ -604,6 +615,7 @@ REWARDS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("episode", [0, *further(7, 4)])  # The first, and the longest.
 @pytest.mark.parametrize("name", REWARDS)
 def test_a_damaged_episode_is_left_out_alone_wherever_it_is(

@@ -91,6 +91,7 @@ def test_an_example_runs_on_a_cluster(
     assert PRINTS[example.name] in capsys.readouterr().out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "example", [each for each in EXAMPLES if each.name not in (*ON_RAY, *LONG)], ids=NAME
 )

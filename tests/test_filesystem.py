@@ -273,6 +273,7 @@ def test_a_lost_response_after_which_another_content_is_there_is_put_again() -> 
     assert storage.read("a.bin") == b"content"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flipped", [(20 << 20) - 1, None, *further(0, 9 << 20)])
 def test_a_large_object_is_compared_to_its_last_byte_and_in_pieces_before_it_is_taken_for_stored(
     flipped: int | None, monkeypatch: pytest.MonkeyPatch
@@ -435,6 +436,7 @@ class FailingOs:
         return wrapper
 
 
+@pytest.mark.few(1)
 @linux_only
 @pytest.mark.parametrize("sticky", [False, True])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])

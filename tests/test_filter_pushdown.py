@@ -462,6 +462,7 @@ def test_the_rows_are_those_of_a_mask_over_everything(
     assert plain.groups_read == found.groups_read + found.groups_passed_over
 
 
+@pytest.mark.further
 def test_texts_of_the_law_rule_some_groups_out() -> None:
     """So that the law above compares something: many texts must skip a group of suitable data."""
     low = SampleBatch(

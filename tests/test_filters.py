@@ -802,6 +802,7 @@ def test_no_module_is_imported_by_a_text() -> None:
     assert set(sys.modules) == before
 
 
+@pytest.mark.further
 @given(st.text(max_size=30) | st.text(alphabet="abx01 .()[]<>=!&|~+-*/,'\"\\\n", max_size=40))
 def test_any_text_is_a_filter_or_an_option_error(text: str) -> None:
     try:
@@ -846,6 +847,7 @@ def with_infos(tmp_path_factory: pytest.TempPathFactory) -> str:
     return root
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cache", ["none", "memory"])
 @pytest.mark.parametrize(
     ("text", "rows"),
@@ -877,6 +879,7 @@ def test_filters_read_keys_of_infos(with_infos: str, cache: Any, text: str, rows
     assert rlio.open_dataset(with_infos).to_arrow(columns=["t"], filter=text)["t"].to_pylist() == rows
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

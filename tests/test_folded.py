@@ -178,6 +178,7 @@ def test_a_store_of_some_columns_gives_their_stacks(columns: list[str] | None) -
     assert_rows(batch, {name: written[name] for name in kept or written})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("width", "stacks"), [(16, True), (17, False)])
 def test_a_store_of_writers_with_and_without_stacks_gives_both(width: int, stacks: bool) -> None:
     """Too few rows show no stacks: those are stored whole. The first schema, by digest, decides."""

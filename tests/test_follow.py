@@ -102,6 +102,7 @@ class TestFinishedInBatches(TestFinished):
         return FollowReader(self.root, batch_size=9)
 
 
+@pytest.mark.further
 class TestSequences(ReaderTests):
     def make_reader(self) -> FollowReader:
         if not hasattr(type(self), "root"):
@@ -122,6 +123,7 @@ def joint(rows: int, first: int = 0) -> MultiAgentBatch:
     return MultiAgentBatch({"a": a, "b": a[np.flatnonzero(late)]}, rows)
 
 
+@pytest.mark.further
 class TestJointSteps(ReaderTests):
     def make_reader(self) -> FollowReader:
         if not hasattr(type(self), "root"):
@@ -337,6 +339,7 @@ def test_a_state_is_small_json_and_resumes_at_every_batch_while_the_data_grows()
     assert served == list(range(60))
 
 
+@pytest.mark.further
 def test_rows_left_over_by_the_base_resume_too(finished: str) -> None:
     for n in (None, 1, 7):
         assert_resumes(lambda: FollowReader(finished, batch_size=5), n)
@@ -367,6 +370,7 @@ def test_states_of_epochs_and_of_following_are_told_apart(finished: str) -> None
 # ---- compaction ----
 
 
+@pytest.mark.further
 def test_rows_are_served_from_a_larger_shard_after_a_restart() -> None:
     root = fresh_root()
     small = [grow(root, A, first, 5) for first in range(0, 20, 5)]
@@ -384,6 +388,7 @@ def test_rows_are_served_from_a_larger_shard_after_a_restart() -> None:
         small = [grow(root, A, first, 5) for first in range(0, 20, 5)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stop", [0, 1, 4, 7, 11, 19])
 def test_a_shard_that_disappears_while_it_is_read_is_gone_on_with_in_its_cover(stop: int) -> None:
     root = fresh_root()
@@ -397,6 +402,7 @@ def test_a_shard_that_disappears_while_it_is_read_is_gone_on_with_in_its_cover(s
         assert served + drain(reader, 2) == list(range(20))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stop", [1, 9, 17, 25, *further(5, 13, 21, 29)])
 @pytest.mark.parametrize("limits", [(150, 4000), (4000, 150)])
 @pytest.mark.each_value_once
@@ -427,6 +433,7 @@ def test_joint_steps_resume_across_compaction(stop: int, limits: tuple[int, int]
     assert sum(batch.agent_steps() for batch in both) == rows
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stop", [1, 3, 6])
 def test_sequences_resume_across_compaction(stop: int) -> None:
     lens = np.array([1, 2, 3, 4], np.int32)

@@ -54,6 +54,7 @@ def labelled(label: int, first: int, rows: int) -> SampleBatch:
 # ---- limits at every step ----
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("slow", ["the learner", *further("nobody", "a writer")])
 def test_four_writers_and_a_follower_keep_to_the_limits_at_every_step(
     monkeypatch: pytest.MonkeyPatch, slow: str
@@ -174,6 +175,7 @@ def kill(pid: int, *, may_have_ended: bool = False) -> None:
     assert wait_for(pid) in ((-signal.SIGKILL, 0) if may_have_ended else (-signal.SIGKILL,))
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("seed", [0, *further(1), pytest.param(2, marks=pytest.mark.soak)])
 def test_killed_writers_and_followers_go_on_with_each_row_once(tmp_path: Path, seed: int) -> None:

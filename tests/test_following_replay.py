@@ -321,6 +321,7 @@ def ceilings(root: str) -> dict[str, int]:
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("reload", [False, True])
 @pytest.mark.parametrize("columns", [{}, {"eps_id": np.full(8, 1)}])
@@ -516,6 +517,7 @@ def test_a_forked_child_opens_its_own() -> None:
 # ---- states ----
 
 
+@pytest.mark.further
 def test_a_state_resumes_at_every_batch_with_each_row_once() -> None:
     root = finished(ROWS)
     limits = SamplesPerInsert(min=1, max=2, error_buffer=20, min_size=5)
@@ -598,6 +600,7 @@ def test_random_numbers_are_not_used_twice() -> None:
         assert replay.sample()["t"].tolist() == following
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "change",
     [

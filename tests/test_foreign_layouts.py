@@ -208,6 +208,7 @@ def _values(name: str) -> list[Any]:
     return [False, True] if name in flags else [0, 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_doubtful_table_is_refused_by_its_column_and_served_where_the_columns_are_named(
     on_error: Any, tmp_path: Path
@@ -320,6 +321,7 @@ def lerobot(root: Path) -> None:
     (root / "made").rmdir()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "part"),
     [
@@ -389,6 +391,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     return Hub()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [minari_hdf5, minari_arrow, lerobot])
 def test_data_sets_on_hugging_face_are_read_by_their_uris(
     make: Callable[[Path], None], hub: Any, tmp_path: Path

@@ -386,8 +386,10 @@ def test_rows_are_served_in_the_order_in_which_they_were_written(folder: Path) -
     assert np.concatenate([batch["t"] for batch in batches]).tolist() == list(range(55))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.each_value_once
 def test_ranks_get_each_row_once(world: int, shuffle: bool, folder: Path) -> None:
     found: list[int] = []
     for rank in range(world):
@@ -471,7 +473,7 @@ def test_a_large_row_group_is_read_in_parts_and_each_page_once(
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
     with ForeignParquetReader(path, epochs=1, batch_size=37) as reader:
-        assert [len(rows) for rows in [reader._inner._source.rows]] == [6]  # type: ignore[union-attr]  # Rows.
+        assert [len(rows) for rows in [reader._source.rows]] == [6]
         begun.clear()
         assert np.concatenate([batch["t"] for batch in reader]).tolist() == list(range(300))
     assert begun == [0, 1]
@@ -495,6 +497,7 @@ BAD_COLUMNS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [8, 300])
 def test_lists_of_different_lengths_are_rows_of_a_ragged_column(rows: int, tmp_path: Path) -> None:
     """Also if the first file, or its first rows, have lists of one length."""
@@ -520,6 +523,7 @@ def test_lists_of_different_lengths_are_rows_of_a_ragged_column(rows: int, tmp_p
             assert rlio.Ragged.of(found["tokens"]).lengths.tolist() == list(map(len, lists))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", BAD_COLUMNS)
 def test_a_column_that_is_no_column_names_file_group_and_column(name: str, tmp_path: Path) -> None:
     values, match = BAD_COLUMNS[name]
@@ -592,6 +596,7 @@ def test_a_file_cut_anywhere_is_an_error(tmp_path: Path) -> None:
             ForeignParquetReader(tmp_path / "a.parquet")
 
 
+@pytest.mark.further
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_flipped_bytes_outside_of_the_footer_raise_the_typed_error_or_change_values(
@@ -680,7 +685,7 @@ def test_episodes_in_msgpack_say_what_to_do(tmp_path: Path) -> None:
 def test_closing_closes_the_files(folder: Path) -> None:
     reader = ForeignParquetReader(folder)
     reader.sample()
-    parquet = reader._inner._source._row_groups._parquet  # type: ignore[union-attr]  # Rows.
+    parquet = reader._source._row_groups._parquet
     files = list(parquet._open)
     assert files
     reader.close()

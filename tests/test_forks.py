@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +39,7 @@ from rlio.errors import ClosedError, EndOfData, PublishError, RlioError
 from rlio.reader import InputReader
 from rlio.readers.async_input import AsyncInput
 from rlio.sampling.external_runner import ExternalRunner
+from rlio.storage.open_files import OpenFiles
 from rlio.support.forks import ReadAhead, cached_property
 from rlio.writer import OutputWriter
 
@@ -126,6 +129,7 @@ GOES_ON: dict[str, Callable[[str], InputReader]] = {
 FIRST = ("on disk", "draws by priority")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*FIRST, *further(*(name for name in GOES_ON if name not in FIRST))])
 def test_a_reader_goes_on_in_a_forked_child(root: str, name: str) -> None:
     """The executor of one that decodes ahead was that of the parent: the child waited for ever."""
@@ -147,6 +151,41 @@ def test_a_reader_goes_on_in_a_forked_child(root: str, name: str) -> None:
         assert rest_of(reader) == expected
         in_a_child(reader.close)
         in_a_child(lambda: reader.load_state_dict(GOES_ON[name](root).state_dict()))
+
+
+def test_a_child_opens_the_files_anew_that_a_thread_of_its_parent_reads() -> None:
+    """The thread has the lock of the open file: a child that read, closed or freed it waited for ever."""
+    reads, done = threading.Event(), threading.Event()
+
+    class Slow(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            reads.set()
+            done.wait()
+            return 0
+
+    files: OpenFiles[int, io.BufferedIOBase] = OpenFiles(1, close=lambda file: file.close())
+    thread = threading.Thread(target=files.add(0, io.BufferedReader(Slow())).read, daemon=True)
+    thread.start()
+    reads.wait()
+    try:
+
+        def act() -> None:
+            assert files.peek(0) is None
+            assert files.get(0) is None
+            assert list(files) == []
+            assert files.add(1, io.BytesIO(b"anew")).read() == b"anew"
+            files.drop(0)
+            files.close()
+            gc.collect()
+
+        in_a_child(act, files.close)
+        assert files.get(0) is not None
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_child_calculates_a_property_that_a_thread_of_its_parent_is_calculating() -> None:
@@ -242,6 +281,7 @@ def always(root: str) -> InputReader:
     return DatasetReader(root, batch_size=3)
 
 
+@pytest.mark.further
 def test_an_async_input_says_that_its_thread_is_the_parents(root: str) -> None:
     with AsyncInput(always(root), queue_size=1) as reader:
         reader.sample()
@@ -285,6 +325,7 @@ def test_a_prefetch_says_that_its_thread_is_the_parents(root: str) -> None:
     early.close()
 
 
+@pytest.mark.further
 def test_a_replay_that_follows_says_that_its_thread_is_the_parents(root: str) -> None:
     with rlio.FollowingReplay(root, capacity=50, batch_size=3) as replay:
         replay.sample()
@@ -317,6 +358,7 @@ class Loop(rlio.ExternalEnv):
             self.end_episode(episode_id, np.zeros(2, np.float32))
 
 
+@pytest.mark.further
 def test_a_runner_of_a_loop_elsewhere_says_that_it_is_the_parents() -> None:
     runner = ExternalRunner(
         Loop(), rlio.RandomPolicy(), config=rlio.RolloutConfig(rollout_fragment_length=5), seed=0
@@ -330,6 +372,7 @@ def test_a_runner_of_a_loop_elsewhere_says_that_it_is_the_parents() -> None:
     runner.stop()
 
 
+@pytest.mark.further
 def test_a_policy_server_says_that_it_is_the_parents() -> None:
     spaces = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
     with rlio.serving.PolicyServerInput(rlio.RandomPolicy(), spaces=spaces, idle_timeout=60) as server:
@@ -365,6 +408,7 @@ WRITERS: dict[str, Callable[[str], OutputWriter]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", ["parquet", "paced", *further(*sorted(WRITERS.keys() - {"parquet", "paced"}))]
 )

@@ -44,6 +44,7 @@ ROUND_TRIPS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("to", "name"), ROUND_TRIPS)
 def test_what_is_written_is_proved_and_comes_back(to: str, name: str, tmp_path: Path) -> None:
     made = rlio.concat_samples(record(tmp_path / "a", [3, 1, 40, 2, 5, 6]))
@@ -62,6 +63,7 @@ def test_what_is_written_is_proved_and_comes_back(to: str, name: str, tmp_path: 
         assert found["new_obs"].tolist() == made["new_obs"].tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", ["npz", "parquet", "robomimic"])
 def test_nested_observations_come_back(to: str, tmp_path: Path) -> None:
     made = [nested(number, 4) for number in (1, 2)]
@@ -76,6 +78,7 @@ def test_nested_observations_come_back(to: str, tmp_path: Path) -> None:
         rlio.convert(tmp_path / "a", tmp_path / "y.hdf5", to="d4rl")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", ["npz", "parquet"])
 def test_a_folder_of_files_goes_on_where_it_was_interrupted(to: str, tmp_path: Path) -> None:
     made = record(tmp_path / "a", [4] * 7)
@@ -159,6 +162,7 @@ def write_d3rlpy_1(path: Path, terminals: list[int], ends: list[int]) -> None:
         file["discrete_action"], file["version"] = False, "1.0"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     ["d3rlpy", "d3rlpy-1", "robomimic without next_obs", "ring", "without_next", *further("robomimic")],
@@ -361,6 +365,23 @@ def test_a_demonstration_without_next_observations_is_read_beside_others(tmp_pat
     assert rows["new_obs"]["eef"][12:16, 1].tolist() == [1, 2, 3, 0]
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("demo", [0, 3])
+def test_a_demonstration_without_rewards_is_lost_alone_wherever_it_is(demo: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.hdf5"
+    write_robomimic(path)
+    with h5py.File(path, "r+") as file:
+        del file[f"data/demo_{demo}/rewards"]
+    with pytest.raises(MissingColumn, match=f"demo_{demo} has no rewards, and 11 demonstrations have some"):
+        read(path)
+    with rlio.read(path, epochs=1, on_error="skip") as reader:
+        rows = rlio.concat_samples(list(reader))
+        assert reader.skipped == 1
+    assert rows["rewards"].tolist() == [1, 2, 3, 4] * 11
+    assert demo not in rows["obs"]["eef"][:, 0]
+    assert len(read(path, columns=["obs", "actions"])) == 48
+
+
 def test_a_mask_of_robomimic_chooses_demonstrations(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5", has_next=False)
     rows = read(tmp_path / "a.hdf5", format_options={"mask": "train"})
@@ -405,6 +426,7 @@ def test_demonstrations_of_another_length_or_without_observations_are_refused(tm
         read(tmp_path / "b.hdf5")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("part", "demo"), [("actions", 0), ("actions", 3), ("obs", 0), ("obs", 3), ("rewards", 3)]
 )
@@ -553,6 +575,7 @@ def test_formats_of_files_are_recognised(tmp_path: Path) -> None:
     assert tianshou.format.name == "tianshou"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", ["minari", "rllib-json", *further("d4rl", "d3rlpy")])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}], ids=["as it is", "by rows"])
 def test_a_reader_that_is_dropped_in_a_loop_leaves_no_open_file(

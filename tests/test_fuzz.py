@@ -231,6 +231,7 @@ def readers(tmp: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["dataset", "recorded", "json", "json in order", "mixed", "shuffled"])
 @pytest.mark.parametrize("count", sizes(60, 20_000))
 def test_states_with_absurd_values_are_state_errors_or_load_and_go_on(count: int, kind: str) -> None:

@@ -127,6 +127,7 @@ def test_of_two_shards_that_share_some_rows_both_stay() -> None:
 # ---- never the only copy ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_behind_a_damaged_cover_nothing_goes(kind: str) -> None:
     root = covered_by_one(kind)
@@ -383,6 +384,7 @@ def test_a_file_that_gc_takes_before_it_is_locked_is_made_again(
     assert list((tmp_path / "_tmp").iterdir()) == []
 
 
+@pytest.mark.further
 def test_writers_and_a_gc_without_grace_do_not_disturb_each_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -460,6 +462,7 @@ def test_a_gc_that_loses_its_probe_to_another_one_puts_it_again(monkeypatch: pyt
 # ---- clocks ----
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shift", [-400 * DAY, -DAY, DAY, 400 * DAY])
 def test_this_machines_clock_decides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shift: float

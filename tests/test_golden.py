@@ -80,6 +80,7 @@ def test_the_present_version_writes_the_golden_schemas(tmp_path: Path) -> None:
             assert made.text == golden.text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
 def test_logs_of_writers_of_the_version_before_are_recovered(log: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
@@ -130,6 +131,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[Any
     return root, batches * 2
 
 
+@pytest.mark.few(1)
 def test_shards_of_both_versions_in_one_root_are_read_by_all_readers(both: tuple[Path, list[Any]]) -> None:
     root, batches = both
     expected = rlio.concat_samples(batches)
@@ -155,6 +157,7 @@ def test_shards_of_both_versions_in_one_root_are_read_by_all_readers(both: tuple
         assert found["eps_id"].tolist() == own["eps_id"].tolist()
 
 
+@pytest.mark.few(1)
 def test_stores_of_both_versions_have_one_name_for_new_obs(both: tuple[Path, list[Any]]) -> None:
     """The name is a part of what a cached store is found by."""
     root, _ = both
@@ -212,6 +215,7 @@ def test_a_column_of_a_user_that_was_called_new_obs_in_private_before_stays_itse
         _write(tmp_path, [own])
 
 
+@pytest.mark.few(1)
 def test_shards_of_both_versions_are_looked_after_in_one_root(both: tuple[Path, list[Any]]) -> None:
     root, batches = both
     expected = rlio.concat_samples(batches)

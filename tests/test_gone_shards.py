@@ -72,6 +72,7 @@ WAYS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_shard_that_comes_back_in_time_is_read(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = Hidden(monkeypatch, attempts=3)
@@ -80,6 +81,7 @@ def test_a_shard_that_comes_back_in_time_is_read(way: str, monkeypatch: pytest.M
     assert hidden.waits == [0.1, 0.1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_shard_that_stays_away_is_a_hole_or_damage(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = root()
@@ -103,6 +105,7 @@ def test_attempts_are_counted_by_shard_and_forgotten_when_asked(monkeypatch: pyt
     assert not gone.given_up
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_second_shard_may_be_gone_when_the_data_is_listed_again(
     shuffle: bool, monkeypatch: pytest.MonkeyPatch

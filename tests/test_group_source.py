@@ -22,11 +22,11 @@ def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None
             busy.release()
         return key
 
-    ahead = Ahead(load)
-    ahead.announce(1)
+    ahead = Ahead[int]()
+    ahead.announce(1, load)
     started.wait()
-    assert ahead.get(2) == 2
-    ahead.announce(3)
-    assert ahead.get(3) == 3
+    assert ahead.get(2, load) == 2
+    ahead.announce(3, load)
+    assert ahead.get(3, load) == 3
     assert overlaps == 0
     ahead.close()

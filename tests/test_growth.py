@@ -61,6 +61,7 @@ def passing(ts: list[int], options: dict[str, Any]) -> list[int]:
     return sorted(t for t in ts if t != 3 or "filter" not in options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_epoch_reads_what_is_there_when_it_begins(way: str) -> None:
     options, root = WAYS[way], fresh_root()
@@ -84,6 +85,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=3, deadline=None)
 @given(steps=STEPS)

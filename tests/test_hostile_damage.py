@@ -107,6 +107,7 @@ def check(kind: str, root: str) -> int:
     return len(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("count", [12, *further(40), pytest.param(4000, marks=pytest.mark.soak)])
 def test_no_flipped_bit_gives_a_wrong_row_to_a_reader(kind: str, count: int) -> None:
@@ -182,6 +183,7 @@ def json_shard(kind: str) -> tuple[Storage, ShardRef, SchemaLookup]:
     return storage, refs[0], schema_lookup(storage)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("first", "step"), [(1, 12), *further((1, 3), (2, 3), (3, 3))])
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gives_no_wrong_row(
@@ -204,6 +206,7 @@ def test_a_json_shard_cut_at_any_byte_is_refused_and_under_a_name_of_its_size_gi
     assert served == {0, 10, 20} | ({30} if kind == "jsonl" else set())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [*KINDS[1:], *further("jsonl of parts")])
 @pytest.mark.parametrize(
     ("seed", "bits"), [(0, 120), *further((1, 500), (2, 500)), pytest.param(3, 4000, marks=pytest.mark.soak)]

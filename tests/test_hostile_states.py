@@ -126,6 +126,7 @@ def array(shape: str, descr: str = "'<f8'", *, body: bytes = b"", version: int =
     return b"\x93NUMPY" + bytes((version, 0)) + length + header + body
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_an_archive_that_unpacks_to_much_is_refused_before_it_does(compression: int) -> None:
     """697 bytes took 788 MB."""
@@ -134,6 +135,7 @@ def test_an_archive_that_unpacks_to_much_is_refused_before_it_does(compression: 
     takes_little(lambda: unpack_arrays(data, uri="x"), UnsafeData)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     "member",
     [

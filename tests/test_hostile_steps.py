@@ -75,6 +75,7 @@ def read(root: Path) -> SampleBatch:
     return batch
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.each_value_once
@@ -100,6 +101,7 @@ def test_a_step_with_an_info_that_cannot_be_stored_costs_only_itself(
     assert rlio.verify(tmp_path).ok
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.each_value_once
@@ -256,6 +258,7 @@ def check_graphs(graphs: Any, first: int) -> None:
         assert equal(graph, env.see())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("agents", [1, 3])
 def test_graphs_come_back_as_graphs(

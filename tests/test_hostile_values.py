@@ -259,6 +259,7 @@ def rows(values: list[Any]) -> SampleBatch:
     return SampleBatch(t=np.arange(len(values)), infos=object_column({"v": value} for value in values))
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recovered", [False, True])
@@ -354,6 +355,7 @@ REFUSED_COLUMNS = {
 }
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.each_value_once
@@ -386,6 +388,7 @@ ABROAD = datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone(datetime.timedel
 STAMP = {"camera": {"stamp": ABROAD, "size": (640, 480)}}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("stopped_clock")
 def test_one_info_with_a_foreign_time_refuses_its_batch_alone_and_names_row_and_path(

@@ -67,6 +67,7 @@ def inspected(episodes: Episodes, spaces: Any = None) -> dict[str, Finding]:
     return {finding.kind: finding for finding in inspector.findings()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("env_id", "count"),
     [("CartPole-v1", 30), ("Pendulum-v1", 5), ("FrozenLake-v1", 60),
@@ -209,6 +210,7 @@ PLANTED: list[tuple[str, Callable[[Episodes], None], set[str], int]] = [
 COUNTS = {"CartPole-v1": 30, "HalfCheetah-v5": 6, "Pendulum-v1": 5}
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("env_id", "plant", "kinds", "count"),
     [case if case[0] != "HalfCheetah-v5" else further(case)[0] for case in PLANTED],
@@ -350,6 +352,7 @@ def test_defects_are_found_in_every_format_that_is_written(to: str, tmp_path: Pa
         assert {finding.kind for finding in found} - facts == expected, plant.__name__
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not SHARED.exists(), reason="the recordings of RLlib are not here")
 @pytest.mark.parametrize("name", ["cartpole/large.json", "pendulum/large.json", "parquet/cartpole-v1_large"])
 def test_recordings_of_rllib_give_no_suspicion(name: str, tmp_path: Path) -> None:
@@ -483,6 +486,7 @@ FOUND: dict[str, dict[str, set[str]]] = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("to", ["npz", *further(*sorted(FOUND.keys() - {"npz"}))])
 def test_defects_in_the_files_of_a_format_are_found(to: str, tmp_path: Path) -> None:
     clean = in_format(to, copies(), tmp_path / "clean")
@@ -501,6 +505,7 @@ def test_defects_in_the_files_of_a_format_are_found(to: str, tmp_path: Path) -> 
 
 
 # An episode of d3rlpy that did not terminate was cut; D4RL's without timeouts are above.
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", written("npz", "minari", without=("d3rlpy", "d4rl")))
 def test_lost_timeouts_are_found_in_every_format_that_is_written(to: str, tmp_path: Path) -> None:
     episodes = copies("Pendulum-v1", 5)

@@ -56,6 +56,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_info_of_every_source_has_the_numbers_of_plain_numpy(
     name: str, written: dict[str, tuple[Any, dict[str, Any]]]
@@ -112,6 +113,7 @@ FIXTURES: dict[str, tuple[str, dict[str, Any], str, str | None, str | None]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FIXTURES)
 def test_info_of_fixtures_of_other_libraries_has_the_numbers_of_plain_numpy(name: str) -> None:
     path, options, title, version, environment = FIXTURES[name]

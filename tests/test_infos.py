@@ -158,6 +158,7 @@ class TestShards:
         assert columns_of(root) == [set()]
         assert_same(read(root), [{}] * 5)
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize(
         "options",
         [
@@ -349,6 +350,7 @@ class TestBatches:
         assert batch["infos"] is batch["infos"]
         assert batch["infos"][0] == {"x": 0.0, "more": 1}
 
+    @pytest.mark.few(6)
     @pytest.mark.parametrize(
         "of",
         [
@@ -428,6 +430,7 @@ class TestParts:
         with pytest.raises(SchemaError, match="read 'infos' whole"):
             load(root, columns=["infos/n"])
 
+    @pytest.mark.few(3)
     @pytest.mark.parametrize("number", [2**70, np.array(2.5), np.float16(2.5), np.array(2.5, ">f4")])
     def test_numbers_whose_type_no_key_has_are_among_the_values(self, number: Any) -> None:
         found = load(store(rows_of([{"r": 0.5}, {"r": 0.5}, {"r": number}])), columns=["infos/r"])["infos"]
@@ -470,6 +473,7 @@ class TestParts:
         with pytest.raises(MissingColumn, match="infos/z"):
             load(root, columns=["infos/z"])
 
+    @pytest.mark.few(3)
     @pytest.mark.parametrize("cache", ["none", "memory"])
     @pytest.mark.parametrize(
         ("text", "passing"),
@@ -483,6 +487,7 @@ class TestParts:
         ],
     )
     @pytest.mark.parametrize("rest", [{}, {"s": "t"}])
+    @pytest.mark.each_value_once
     def test_a_filter_names_keys(self, text: str, passing: list[int], cache: Any, rest: Any) -> None:
         infos = [*KEYED, {"x": X(-1), **rest}]
         found = load(store(rows_of(infos)), filter=text, cache=cache)

@@ -113,6 +113,7 @@ def test_each_call_of_get_metrics_tells_of_the_policy_as_it_was_since_the_last_o
             assert found["v_delta"] == pytest.approx(expected["stepwise_wis"].v_gain.value, abs=0.05)
 
 
+@pytest.mark.further
 def test_a_mixture_shuffled_batches_and_a_simulation_beside_them(tmp_path: Path) -> None:
     """Sources are told apart, though both have the episodes 0 to 199; a list of several evaluations."""
     one, other = root_of(tmp_path / "a", seed=1), root_of(tmp_path / "b", seed=2)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from isolated_work import answer, be_killed, call, crash, fail, grow, hold, leave, refuse, spin, wait
 from typer.testing import CliRunner
 
 import rlio
@@ -23,72 +21,10 @@ from rlio.cli.main import app
 from rlio.conversion import Isolation
 from rlio.errors import CorruptData, DataNotFound, OptionError, RlioError, SchemaError, UnsafeData
 from rlio.support import isolation
-from rlio.support.isolation import call_isolated
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs the bounds of Linux")
 GOLDEN = Path(__file__).with_name("golden") / "formats"
 RING = GOLDEN / "tianshou/ring.hdf5"
-
-
-def call(work: Callable[..., Any], hear: Callable[..., object] = print, **bounds: int) -> Any:
-    return call_isolated(work, {}, Isolation(**bounds), uri="a.hdf5", hear=hear)
-
-
-# ---- what happens in the process ----
-
-
-def answer(tell: Callable[..., None]) -> Any:
-    tell("one", 1)
-    logging.getLogger("rlio").warning("a %s", "word")
-    tell("two", None)
-    return {"pid": os.getpid(), "cwd": os.getcwd()}
-
-
-def crash(tell: Callable[..., None]) -> None:
-    ctypes.string_at(0)
-
-
-def leave(tell: Callable[..., None]) -> None:
-    os._exit(3)
-
-
-def be_killed(tell: Callable[..., None]) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def grow(tell: Callable[..., None]) -> None:
-    bytearray(1 << 40)
-
-
-def spin(tell: Callable[..., None]) -> None:
-    while True:
-        sum(range(100_000))
-
-
-def hold(tell: Callable[..., None]) -> None:
-    kept = []
-    while True:
-        kept.append(open(os.devnull))  # noqa: SIM115  # That is the point.
-
-
-def refuse(tell: Callable[..., None]) -> None:
-    raise SchemaError("no such thing", uri="memory://x", record=3, column="obs")
-
-
-def fail(tell: Callable[..., None]) -> None:
-    raise ZeroDivisionError("of no use")
-
-
-def wait(tell: Callable[..., None]) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell(os.getpid())
-    time.sleep(600)
-
-
-def hang(tell: Callable[..., None]) -> None:
-    """As a native library does that holds the interpreter's lock."""
-    tell(os.getpid())
-    ctypes.PyDLL(None).sleep(600)
 
 
 def test_a_process_gives_its_result_what_it_tells_and_what_it_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,6 +36,7 @@ def test_a_process_gives_its_result_what_it_tells_and_what_it_logs(caplog: pytes
     assert "a word" in caplog.text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("work", "kind", "text", "bounds"),
     [
@@ -148,11 +85,12 @@ def test_an_interrupt_ends_a_process_that_does_not_listen(monkeypatch: pytest.Mo
         os.kill(pids[0], 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("work", ["wait", "hang"])
 def test_a_process_ends_with_its_caller(work: str) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_isolation as t\n"
-        f"t.call(t.{work}, lambda pid: print(pid, flush=True))"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import isolated_work as work\n"
+        f"work.call(work.{work}, lambda pid: print(pid, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout is not None
@@ -197,6 +135,7 @@ def test_an_isolated_conversion_reports_what_one_in_process_does(tmp_path: Path)
     assert seen[0][:3] == [("convert", 8), (5, 1), (8, 2)]
 
 
+@pytest.mark.further
 def test_an_isolated_conversion_takes_a_mapping(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,a,r,e\n1,0,1.5,7\n2,1,2.5,7\n")
     mapping = rlio.Mapping(
@@ -233,6 +172,7 @@ def test_an_isolated_conversion_refuses_sources_in_memory(tmp_path: Path) -> Non
         Isolation(open_files=0)
 
 
+@pytest.mark.further
 def test_the_command_takes_bounds(tmp_path: Path) -> None:
     run = CliRunner()
     command = ["convert", str(RING), str(tmp_path / "out"), "--isolated", "--json"]

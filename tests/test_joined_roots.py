@@ -81,6 +81,7 @@ def test_rows_come_in_the_order_of_the_list(roots: list[Path]) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
 def test_a_shuffled_epoch_has_each_row_of_every_root_once_and_resumes(cache: Any, roots: list[Path]) -> None:
     options: dict[str, Any] = {"epochs": 1, "batch_size": 8, "shuffle": True, "seed": 3, "cache": cache}
@@ -96,6 +97,7 @@ def test_a_shuffled_epoch_has_each_row_of_every_root_once_and_resumes(cache: Any
         rlio.read(roots[:2], **options).load_state_dict(state)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_ranks_share_the_rows_of_all_roots(shuffle: bool, roots: list[Path]) -> None:
     options: dict[str, Any] = {

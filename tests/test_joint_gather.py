@@ -80,6 +80,7 @@ def test_other_sizes_in_between_take_what_comes_next(root: str, store: ReplaySto
         assert ahead.sample(size).equals(plain.sample(size))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["error", "rewind", "renormalise"])
 def test_a_source_that_ends_ends_as_ever(root: str, store: ReplayStore, end: Any) -> None:
     def drained(make: Any) -> tuple[list[Any], str]:

@@ -93,6 +93,7 @@ def test_lines_that_nest_or_spread_are_left_or_refused() -> None:
         parse_arrays(b'{"a":[' + b"[1]," * (5 * 10**6) + b"[1]]}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["cartpole/large.json", "pendulum/large.json", "cartpole/small.json"])
 def test_recordings_are_read_alike_with_and_without_orjson(
     name: str, monkeypatch: pytest.MonkeyPatch

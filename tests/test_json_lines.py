@@ -172,6 +172,7 @@ def test_a_batch_that_does_not_fit_the_schema_is_refused() -> None:
         encode_line(batch, schema)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [lambda: steps(2), agents])
 def test_no_flipped_bit_and_no_cut_gives_a_batch(make: Callable[[], Batch]) -> None:
     schema = Schema.of(make())

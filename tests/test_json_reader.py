@@ -399,6 +399,7 @@ def test_a_bad_line_raises_the_typed_error_with_file_and_record(name: str, tmp_p
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("name", BAD_LINES)
 def test_skip_leaves_out_the_bad_line_and_serves_the_rest(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
@@ -679,6 +680,7 @@ def test_a_damaged_zip_file_is_named(tmp_path: Path) -> None:
         JsonReader(zipped(tmp_path / "a.zip", {"notes.txt": b"x"}))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("shuffle", [False, *further(True)])
 def test_what_comes_before_the_damage_in_a_zip_member_is_served(shuffle: bool, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -799,6 +801,7 @@ def test_a_seed_from_the_system_is_kept_in_the_state(folder: Path) -> None:
         assert steps(fresh) == rest
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", range(1, 9))
 @pytest.mark.each_value_once
@@ -839,6 +842,7 @@ def test_a_state_from_inside_a_batch_needs_the_same_number_of_ranks(folder: Path
         other.load_state_dict(state)
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("n", [None, 1, 4, 9])
@@ -950,10 +954,22 @@ def test_columns_chooses_what_is_served(folder: Path) -> None:
         reader.sample()
 
 
+def test_a_reader_of_rows_has_a_length_and_an_epoch_and_one_of_whole_records_is_true(folder: Path) -> None:
+    with JsonReader(folder, epochs=1) as whole, JsonReader(folder, epochs=2, batch_size=3) as rows:
+        total = sum(map(len, whole))
+        assert len(rows) == total
+        assert rows.epoch == 0
+        list(rows)
+        assert rows.epoch == 2
+        assert whole
+        with pytest.raises(TypeError, match="pass batch_size="):
+            len(whole)
+
+
 def test_a_closed_reader_leaves_no_file_open(folder: Path) -> None:
     reader = JsonReader(folder, shuffle=True, seed=0)
     reader.sample()
-    streams = list(reader._inner._records._streams)  # type: ignore[union-attr]  # Records.
+    streams = list(reader._pass._records._streams)
     assert streams
     reader.close()
     assert all(stream.closed for stream in streams)

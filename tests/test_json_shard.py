@@ -112,6 +112,7 @@ def test_streams_are_those_of_the_parquet_shard_of_the_same_rows(tmp_path: Path)
     assert tables[0].rows == [4, 4, 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [5, *further(1)])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_no_flipped_bit_gives_wrong_rows_and_most_cost_one_line(
@@ -149,6 +150,7 @@ def test_damage_in_one_line_leaves_the_others(tmp_path: Path, compression: str |
     assert caught.value.record == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_a_shard_cut_anywhere_is_no_shard(tmp_path: Path, compression: str | None) -> None:
     storage, ref = stored(tmp_path, compression, (2, 1))
@@ -162,6 +164,7 @@ def test_a_shard_cut_anywhere_is_no_shard(tmp_path: Path, compression: str | Non
         open_shard(storage, ref)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [5, *further(1)])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_zeros_from_anywhere_on_leave_the_lines_before(

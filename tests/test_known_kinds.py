@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import shutil
 import zipfile
@@ -23,6 +24,8 @@ from kinds import KINDS, episodes_of, made, ogbench, zarr_buffer
 import rlio
 from rlio.errors import (
     CorruptData,
+    EndOfData,
+    HoleError,
     MissingColumn,
     OptionError,
     RlioError,
@@ -34,6 +37,7 @@ from rlio.formats.format import BY_ENDING, recognise
 from rlio.limits import DEFAULT_LIMITS
 from rlio.opening import open_files
 from rlio.source import episodes as episode_sources
+from rlio.storage import InputFiles
 from rlio.testing import SourceTests
 
 GOLDEN = Path(__file__).with_name("golden") / "formats"
@@ -107,6 +111,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: made(name, rows_of(), folder) for name in KINDS}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_are_those_that_were_written(files: dict[str, Path], name: str) -> None:
     found = recognise(files[name])
@@ -126,6 +131,7 @@ def test_long_episodes_of_known_kinds_are_read_in_parts(
     check(name, read(files[name], cache="none"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["ogbench", "zarr", *further("d4rl-npz", "maniskill", "aloha", "imitation")])
 def test_known_kinds_are_converted_and_proved(files: dict[str, Path], name: str, tmp_path: Path) -> None:
     report = rlio.convert(files[name], tmp_path / "own", prove=True)
@@ -242,6 +248,7 @@ def test_npz_without_timeouts_says_that_time_limits_cannot_be_seen(tmp_path: Pat
     assert any("has no timeouts" in finding.text for finding in report.findings)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", ["a/b", "..", "", "é", "file", "seq_lens", "infos/x", "next_obs", "state", "a.b"]
 )
@@ -343,6 +350,7 @@ def test_further_arrays_of_aloha_are_columns(tmp_path: Path) -> None:
 # ---- zarr ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_both_versions_of_zarr_are_read_from_folders_and_zip_files(version: int, tmp_path: Path) -> None:
     zarr_buffer(rows_of(), tmp_path / "a.zarr", version=version)
@@ -375,6 +383,7 @@ def test_parts_of_the_observation_of_zarr_may_be_named(tmp_path: Path) -> None:
     assert left_out == {"done", "stage", "meta/task"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fields",
     [{"compressor": {"id": "imagecodecs_jpegxl"}}, {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}],
@@ -435,6 +444,7 @@ HOSTILE_ZARR: dict[str, tuple[dict[str, Any], type[RlioError], str]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fields", "kind", "text"), first(4, HOSTILE_ZARR.values()))
 def test_arrays_of_zarr_that_ask_for_too_much_are_refused(
     fields: dict[str, Any], kind: type[RlioError], text: str, tmp_path: Path
@@ -484,6 +494,56 @@ def test_chunks_of_zarr_behind_links_out_of_the_folder_are_refused(tmp_path: Pat
     (tmp_path / "a.zarr/data/state/0.0").symlink_to(tmp_path / "secret")
     with pytest.raises(UnsafeData, match="link"):
         read(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("version", [2, *further(3)])
+def test_a_chunk_of_zarr_that_is_gone_since_it_was_listed_is_no_fill_value(
+    version: int, tmp_path: Path
+) -> None:
+    zarr_buffer(rows_of(), tmp_path / "a.zarr", version=version)
+    with rlio.read(tmp_path / "a.zarr", epochs=1, cache="none", shuffle=False) as reader:
+        for name in ("5.0", "c/3/0"):
+            (tmp_path / "a.zarr/data/state" / name).unlink(missing_ok=True)
+        with pytest.raises(HoleError, match="is not there"):
+            list(reader)
+
+
+def test_a_shard_of_zarr_that_was_damaged_on_its_way_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_sources, "_GROUP_ROWS", 3)  # Half a shard.
+    zarr_buffer(rows_of(), tmp_path / "a.zarr", version=3)
+    found, errors, own = list[rlio.SampleBatch](), 0, InputFiles.open
+
+    def damaged(self: InputFiles, number: int, **more: Any) -> Any:
+        with own(self, number, **more) as stream:
+            data = stream.read()
+        return io.BytesIO(b"????" + data[4:])
+
+    with rlio.read(tmp_path / "a.zarr", epochs=1, cache="none", shuffle=False) as reader:
+        monkeypatch.setattr(InputFiles, "open", damaged)
+        for _ in range(100):
+            try:
+                found.append(reader.sample())
+            except CorruptData:
+                errors += 1
+                monkeypatch.setattr(InputFiles, "open", own)
+            except EndOfData:
+                break
+    assert errors == 1
+    check("zarr", rlio.concat_samples(found))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_reads_an_array_by_the_description_that_was_checked(version: int, tmp_path: Path) -> None:
+    """zarr itself prefers version 3 where both are."""
+    zarr_buffer(rows_of(), tmp_path / "a.zarr", version=version)
+    zarr_buffer(rows_of(), tmp_path / "b.zarr", version=5 - version)
+    (about,) = (tmp_path / "b.zarr/data/state").glob("zarr.json" if version == 2 else ".zarray")
+    about.write_text(about.read_text().replace("float32", "int64").replace("<f4", "<i8"))
+    shutil.copy(about, tmp_path / "a.zarr/data/state")
+    check("zarr", read(tmp_path / "a.zarr"))
 
 
 # ---- imitation ----

@@ -195,6 +195,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "order"), CASES)
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
@@ -237,6 +238,7 @@ def test_each_unit_is_served_once_an_epoch_also_where_the_number_of_ranks_change
     assert sorted(served) == sorted(every * 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
 def test_joint_steps_of_lanes_that_ranks_share_are_served_once(roots: dict[str, str], order: str) -> None:
     """Three ranks begin, and five end: the steps of a shuffled batch have other numbers than places."""
@@ -253,6 +255,7 @@ def test_joint_steps_of_lanes_that_ranks_share_are_served_once(roots: dict[str, 
     assert sorted(served) == list(range(60))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
 @pytest.mark.parametrize(("lanes", "world"), [(8, 3), *further((8, 8), (8, 2), (5, 1), (1, 3))])
 def test_a_restored_rank_gives_what_it_would_have_given(
@@ -279,6 +282,7 @@ def test_a_restored_rank_gives_what_it_would_have_given(
             assert [units_of(batch) for batch in skipping] == rest
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.each_value_once
 def test_in_order_each_rank_reads_its_share_in_stored_order(roots: dict[str, str], world: int) -> None:
@@ -303,6 +307,7 @@ def test_one_reader_finishes_an_epoch_of_eight_and_is_in_stored_order_again(root
     assert rest[left:] == [*range(121)] * 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
 def test_ranks_go_on_where_one_reader_stopped_and_have_shares_in_the_next_epoch(
     roots: dict[str, str], order: str, caplog: pytest.LogCaptureFixture
@@ -344,8 +349,9 @@ def test_a_lane_keeps_its_rows_where_its_order_is_opened_for_it(
     load, loaded = LanedOrder._load, []
 
     def counted(self: LanedOrder, wanted: Any) -> Any:
-        loaded.append((wanted[0], wanted[1].index))
-        return load(self, wanted)
+        window = load(self, wanted)
+        loaded.extend((wanted[0], each.index) for each in wanted[1][: window.count])
+        return window
 
     monkeypatch.setattr(LanedOrder, "_load", counted)
     source = rlio.open_dataset(roots["rows"])
@@ -421,9 +427,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch, root: Any, **options: Any) -> tuple
 
     announce = Ahead.announce
 
-    def finished(self: Ahead[Any], key: Any) -> None:
+    def finished(self: Ahead[Any], key: Any, load: Any) -> None:
         """Read ahead at once: otherwise the thread may not have begun when the reader is closed."""
-        announce(self, key)
+        announce(self, key, load)
         assert self._announced is not None
         wait([self._announced[1]])
 
@@ -435,6 +441,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, root: Any, **options: Any) -> tuple
     return len(calls), sum(calls), rows
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [8, *further(2, 3, 5)])
 @pytest.mark.each_value_once
@@ -452,6 +459,7 @@ def test_a_rank_fetches_its_share(
         assert sum(own for own, _, _ in each) == requests
 
 
+@pytest.mark.further
 def test_a_rank_fetches_its_share_of_several_roots(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_every_value_is_in_the_row_of_its_frame(name: str) -> None:
     assert rows["next.success"].tolist() == (rows["t"] == 1).tolist()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["v2.1", "v3.0", "v3.0-image", "v2.1-video", "v3.0-video"])
 def test_parts_of_an_episode_are_the_rows_of_the_whole(name: str) -> None:
     """All pictures of a long episode were decoded at once."""
@@ -158,6 +159,7 @@ def lengthen(path: Path) -> None:
 EPISODES, DATA = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -261,6 +263,7 @@ def test_one_of_the_two_ends_alone_counts(
     assert np.flatnonzero(rows["truncateds"]).tolist() == truncated
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "name", ["obs", "new_obs", "actions", "rewards", "dones", "terminateds", "t", "eps_id", "seq_lens"]
 )
@@ -334,6 +337,7 @@ def test_pictures_need_pillow_at_opening(monkeypatch: pytest.MonkeyPatch) -> Non
         rlio.read(GOLDEN / "v3.0-image")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["v3.0", "v2.1", "v3.0-image"])
 def test_what_is_read_is_written_so_that_it_is_read_again(name: str, tmp_path: Path) -> None:
     source = open_source(GOLDEN / name)

@@ -172,6 +172,7 @@ def test_each_limit_is_met_by_some_source() -> None:
     assert met == set(NAMES)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("source", SOURCES)
 def test_each_limit_decides_what_is_read(source: str, sources: dict[str, Path]) -> None:
     _, reader, names = SOURCES[source]
@@ -183,7 +184,7 @@ def test_each_limit_decides_what_is_read(source: str, sources: dict[str, Path]) 
         while value < getattr(DEFAULT_LIMITS, name) and is_refused(
             reader, sources[source], **{name: value}, **others
         ):
-            value *= 4
+            value *= 16
         assert value > 1, f"{name}=1 refuses nothing"
         assert rows_of(reader, sources[source], **{name: value}, **others) == rows, name
 
@@ -201,6 +202,7 @@ def tiny_defaults() -> Iterator[None]:
             object.__setattr__(DEFAULT_LIMITS, name, value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("source", SOURCES)
 def test_limits_that_are_given_reach_everything_that_is_read(source: str, sources: dict[str, Path]) -> None:
     _, reader, _ = SOURCES[source]
@@ -284,6 +286,7 @@ def long_footer(folder: Path) -> tuple[Any, Path]:
     return rlio.ForeignParquetReader, folder
 
 
+@pytest.mark.further
 def test_writers_and_compaction_end_a_shard_before_its_footer_is_more_than_readers_accept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -336,6 +339,7 @@ RAISED: list[Any] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("make", "limits"), RAISED, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_what_exceeds_a_default_is_refused_and_read_where_the_limit_is_raised(
     make: Callable[[Path], tuple[Any, Path]], limits: dict[str, int], tmp_path: Path

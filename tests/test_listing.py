@@ -81,6 +81,7 @@ def test_the_rule_is_the_documented_one(refs: list[ShardRef], trim: int) -> None
     assert cover_rows(refs, trim=trim).segments == expected
 
 
+@pytest.mark.further
 @settings(max_examples=100, deadline=None)
 @given(shards, st.randoms(use_true_random=False))
 def test_the_order_in_which_shards_are_listed_does_not_matter(refs: list[ShardRef], random: object) -> None:
@@ -306,6 +307,7 @@ def test_a_listing_is_one_request(storage: Storage, monkeypatch: pytest.MonkeyPa
 # ---- up to a snapshot's row; several listings ----
 
 
+@pytest.mark.further
 @settings(max_examples=200, deadline=None)
 @given(shards, st.integers(0, 30), st.integers(0, 40), st.none() | st.integers(0, 40))
 def test_up_to_an_end_every_row_is_served_once_or_is_in_a_hole(

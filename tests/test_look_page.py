@@ -54,6 +54,7 @@ def written(folder: Path) -> str:
     return _SHOWN.sub(shown, PAGE.read_text(encoding="utf-8"))
 
 
+@pytest.mark.further
 def test_the_page_shows_what_its_blocks_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     assert written(tmp_path) == PAGE.read_text(encoding="utf-8"), "python tests/test_look_page.py writes it"

@@ -78,6 +78,7 @@ def write_through(
     return refused
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spoil", ["drop", *further("cut", "reset")])
 @pytest.mark.parametrize("k", [1, *further(2, 3, 4)])
 def test_a_lost_answer_to_a_writer_loses_and_doubles_nothing(
@@ -86,6 +87,7 @@ def test_a_lost_answer_to_a_writer_loses_and_doubles_nothing(
     assert write_through(between, server, spoil, range(k, k + 1)) == 0, "one loss is repaired by trying again"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spoil", ["drop", "cut", "reset"])
 @pytest.mark.parametrize("k", [1, *further(2)])
 @pytest.mark.each_value_once
@@ -165,6 +167,7 @@ def test_any_run_of_lost_answers_to_a_writer_loses_and_doubles_nothing(
     write_through(between, server, spoil, range(k, k + lost))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("spoil", ["drop", *further("cut", "reset")])
 @S3_FIRST
 def test_lost_answers_to_a_reader_change_nothing_that_it_serves(

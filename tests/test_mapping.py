@@ -37,8 +37,8 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.format import recognise
-from rlio.formats.tables import mapped_columns, text_table
 from rlio.formats.tables import table as tables
+from rlio.formats.tables import text_table
 from rlio.resolve import resolve_input
 from rlio.storage import Storage
 
@@ -187,7 +187,7 @@ def test_every_kind_of_file_and_frame_gives_the_same_rows(
 ) -> None:
     monkeypatch.setattr(text_table, "_BLOCK_BYTES", 50)
     monkeypatch.setattr(tables, "_PIECE_ROWS", 2)
-    monkeypatch.setattr(mapped_columns, "_SCAN_ROWS", 2)
+    monkeypatch.setattr("rlio.formats.tables.table.SCAN_ROWS", 2)
     for source in sources(tmp_path, log()):
         check(rows_of(source, mapping=MAPPING))
         check(rows_of(source, batch_size=None, mapping=mapped(columns={**COLUMNS, "t": "step"})))
@@ -351,6 +351,7 @@ def test_an_end_is_what_the_mapping_says(tmp_path: Path) -> None:
         assert any("truncations" in note for note in reader.source.notes)  # type: ignore[attr-defined]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("write", FILES)
 def test_files_are_episodes_or_tables_in_pieces_as_the_user_says(
     write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
@@ -670,6 +671,7 @@ def test_ids_that_int64_cannot_hold_are_numbered_and_those_that_json_rounds_are_
         rlio.read(write_jsonl(columns, tmp_path / "a"), mapping=SHORT)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "size", [*range(7, 60, 10), 1 << 20, *further(*(size for size in range(5, 60) if size % 10 != 7))]
 )
@@ -709,6 +711,7 @@ def test_a_parquet_file_without_columns_and_rows_changes_nothing(tmp_path: Path)
     check(rows_of(tmp_path, mapping=MAPPING))
 
 
+@pytest.mark.further
 def test_damaged_files_and_those_that_ask_for_too_much_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     for text in ("", "\n", "e,x,a\n1,2\n", "e,x,x,a\n1,2,3,4\n", 'e,x,a\n1,"2\n3",4\n', "e,x,a\n"):
@@ -795,6 +798,7 @@ def test_a_list_column_obs_in_an_arrow_file_is_no_file_of_rllib(tmp_path: Path) 
     assert rows_of(write_stream(columns, tmp_path / "own"))["obs"].tolist() == columns["obs"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("write", [write_csv, write_npz, write_stream])
 @pytest.mark.parametrize("name", ["terminateds", "obs_1", "eps_id", "speed"])
 @pytest.mark.each_value_once
@@ -962,6 +966,7 @@ def test_an_observation_more_than_actions_is_the_final_one() -> None:
             rlio.from_episodes(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.further
 def test_everything_that_a_mapping_reads_converts(tmp_path: Path) -> None:
     made: list[tuple[Any, Any]] = [(source, MAPPING) for source in sources(tmp_path, log())]
     made += [(rlio.from_arrays(log(), mapping=MAPPING), None)]
@@ -1028,6 +1033,7 @@ def test_rewards_of_several_objectives_keep_their_axis(tmp_path: Path) -> None:
     assert rows["rewards"].tolist() == rewards
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [("False", "True"), ("0", "1"), ("no", "YES"), ("f", " t")])
 @pytest.mark.each_value_once
 def test_flags_that_are_text_are_parsed_by_their_value(words: tuple[str, str], tmp_path: Path) -> None:
@@ -1044,6 +1050,7 @@ def test_flags_that_are_text_are_parsed_by_their_value(words: tuple[str, str], t
         assert rows["dones"].tolist() == log()["done"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("word", ["maybe", "", "2", None])
 @pytest.mark.each_value_once
 def test_flags_that_are_text_of_another_meaning_are_refused(word: str | None, tmp_path: Path) -> None:
@@ -1081,6 +1088,7 @@ def sequences(lengths: tuple[int, ...] = (7, 5, 9)) -> dict[str, Any]:
 OTHER_FLAGS = ["episode_starts", "is_first", "new", "masks", "discount", "not_done"]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("flag", OTHER_FLAGS)
 @pytest.mark.parametrize("option", ["terminated", "truncated"])
 def test_a_flag_of_first_rows_or_of_rows_that_go_on_is_refused_with_the_right_spelling(
@@ -1136,12 +1144,13 @@ def sessions() -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["step", "t", "Timestep", "frame_index", "step_idx"])
 @pytest.mark.each_value_once
 def test_a_step_number_that_begins_again_within_an_id_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped_columns, "_SCAN_ROWS", 2)
+    monkeypatch.setattr("rlio.formats.tables.table.SCAN_ROWS", 2)
     table = sessions()
     table[name] = table.pop("step")
     columns = {"obs": ["x"], "actions": "a"}
@@ -1210,6 +1219,7 @@ def in_partitions(
     return root
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("write", [write_csv, write_jsonl, write_parquet, write_feather, write_npz])
 def test_the_column_in_the_names_of_folders_is_a_column_by_a_mapping(
     write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
@@ -1244,8 +1254,10 @@ def test_folders_may_be_nested_and_state_text_and_the_column_may_be_in_the_file_
     assert rows["obs"].tolist() == rows_of(pd.DataFrame(log()), mapping=MAPPING)["obs"].tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("write", [write_csv, write_parquet, write_feather, write_npz])
 @pytest.mark.parametrize("name", ["eps_id", "speed"])
+@pytest.mark.each_value_once
 def test_the_column_in_the_names_of_folders_is_a_column_without_a_mapping(
     write: Callable[[dict[str, Any], Path], Path], name: str, tmp_path: Path
 ) -> None:
@@ -1327,6 +1339,7 @@ def log_of_lists(lengths: tuple[int, ...] = LENGTHS) -> dict[str, list[Any]]:
     return columns
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("write", [write_jsonl, write_parquet, write_feather, write_stream, None])
 def test_cells_that_are_lists_of_any_length_are_rows_of_a_ragged_column(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

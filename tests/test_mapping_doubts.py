@@ -356,6 +356,7 @@ def padded(value: float, *, left: bool) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("value", [np.nan, 0.0, -1.0])
 def test_padding_is_left_out_on_either_side(value: float, left: bool) -> None:
@@ -459,6 +460,7 @@ def put_episodes(root: Path, shape: tuple[int, ...]) -> dict[Path, dict[str, Any
     return {**found, root / "groups.hdf5": {"episode": "data/demo_*"}}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_one_flag_in_each_file_or_group_is_that_of_its_episode(
     shape: tuple[int, ...], tmp_path: Path
@@ -630,6 +632,7 @@ INFOS: list[tuple[Any, Any]] = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("cut", "other"), INFOS)
 @pytest.mark.parametrize("top", ["info", *further("infos", "env_infos")])
 def test_a_time_limit_in_nested_infos_is_no_terminal_state_also_where_other_infos_lack_it(
@@ -688,6 +691,7 @@ def test_infos_that_became_columns_may_lack_a_time_limit(tmp_path: Path) -> None
         assert np.flatnonzero(found["terminateds"]).tolist() == [4]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("write", [json.dumps, repr, *further(lambda info: json.dumps(info, indent=1))])
 @pytest.mark.parametrize("above", ["info", *further("info.final_info")])
 def test_a_time_limit_in_infos_that_are_texts_is_no_terminal_state(

@@ -169,6 +169,7 @@ def test_flat_datasets_are_columns_as_in_npz(tmp_path: Path) -> None:
         rows(tmp_path / "a.h5", wrong)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("final", [False, True])
 def test_long_episodes_are_read_in_parts(
     final: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +239,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[RlioError], str]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fields", "kind", "text"), first(3, WRONG.values()))
 def test_a_wrong_mapping_shows_the_tree_of_names(
     fields: dict[str, Any], kind: type[RlioError], text: str, tmp_path: Path
@@ -340,6 +342,7 @@ def with_tokens(path: Path, lengths: Any = LENGTHS, *, final: bool = False, dtyp
     return path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("final", [False, True])
 def test_a_data_set_of_variable_length_has_rows_of_any_number_of_items(final: bool, tmp_path: Path) -> None:
     source = with_tokens(tmp_path / "a.hdf5", final=final)

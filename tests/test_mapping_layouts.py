@@ -40,8 +40,8 @@ from rlio.errors import (
     UnsafeData,
 )
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.tables import mapped_columns as tables
 from rlio.formats.tables import table as table_module
+from rlio.formats.tables import table as tables
 from rlio.formats.tables import text_table
 from rlio.source import episodes as episodes_module
 
@@ -96,7 +96,7 @@ def ends_of(rows: rlio.SampleBatch) -> tuple[list[int], list[int], list[int]]:
 @pytest.fixture(params=[2, *further(65_536)])
 def scanned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scans of few and of many rows."""
-    monkeypatch.setattr(tables, "_SCAN_ROWS", request.param)
+    monkeypatch.setattr(tables, "SCAN_ROWS", request.param)
 
 
 @pytest.mark.parametrize("kind", [str, *further(bool, int, float)])
@@ -343,6 +343,7 @@ def padded(values: list[list[Any]], size: int = 7) -> np.ndarray:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("final", [False, True])
 def test_arrays_of_episodes_and_steps_are_read_without_their_padding(final: bool, tmp_path: Path) -> None:
     rows, counts = episodes(final=final), np.array(LENGTHS)
@@ -606,6 +607,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(text_table, "_BLOCK_BYTES", request.param)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".csv.gz", ".TSV.GZ"])
@@ -826,6 +828,7 @@ def test_rows_are_sorted_within_each_file_if_episodes_end_with_it(tmp_path: Path
         assert rows["eps_id"].tolist() == [0] * 3 + [1] + [2] * 5
 
 
+@pytest.mark.further
 def test_many_rows_that_are_far_apart_are_read_from_few_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1135,6 +1138,7 @@ def test_the_command_takes_lists_of_any_number_of_items(tmp_path: Path) -> None:
     assert [row["obs"] for row in shown["rows"]] == [line["x"] for line in lines]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fields", "spelled"), first(3, SPELLINGS))
 def test_every_field_reaches_readers_conversions_data_sets_states_and_the_command(
     fields: dict[str, Any], spelled: list[str], tmp_path: Path
@@ -1174,6 +1178,7 @@ def test_every_field_reaches_readers_conversions_data_sets_states_and_the_comman
 # ---- reading ----
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["log.csv", *further("log.parquet")])
 def test_a_table_is_read_without_pandas(name: str, tmp_path: Path) -> None:
     """Arrow's ``to_numpy`` imports pandas if it is there: 0.5 s in each process."""

@@ -66,6 +66,7 @@ def check_nested(rows: Any, steps: np.ndarray) -> None:
     assert rows["rewards"].tolist() == (steps + 0.5).tolist()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("root", NESTED, ids=lambda root: root.name)
 def test_every_value_is_in_the_row_of_its_step(root: Path) -> None:
     for place in (root, root / "data"):
@@ -93,6 +94,7 @@ def test_spaces_env_spec_and_metadata_are_those_of_the_data_set() -> None:
     source.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "root", [*NESTED, *(GOLDEN / f"images/{n}-v0" for n in ("jpeg", "jpeg-arrow", "raw"))]
 )
@@ -229,9 +231,18 @@ def replaced(path: str, value: Any) -> Callable[[Path], None]:
     return change_hdf5(change)
 
 
+def no_group(file: Any, path: str) -> None:
+    """Put a dataset with the attributes of a group in its place."""
+    attributes = dict(file[path].attrs)
+    del file[path]
+    file[path] = np.zeros(3)
+    file[path].attrs.update(attributes)
+
+
 COLLECTED = GOLDEN / "cart/collected-v0"
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -248,6 +259,8 @@ COLLECTED = GOLDEN / "cart/collected-v0"
         (replaced("episode_1/observations", np.zeros((6, 4), np.float32)), CorruptData),
         (replaced("episode_1/observations", np.zeros((7, 3), np.float32)), SchemaError),
         (replaced("episode_1/terminations", None), CorruptData),
+        (replaced("episode_1/actions", np.dtype("f4")), CorruptData),  # A type, not data of it.
+        (change_hdf5(lambda file: no_group(file, "episode_1")), CorruptData),
         (replaced("episode_1/actions", h5py.ExternalLink("secret.h5", "/x")), UnsafeData),
         (replaced("episode_1/actions", h5py.SoftLink("/episode_0/actions")), UnsafeData),
         (replaced("episode_1", h5py.SoftLink("/episode_0")), UnsafeData),
@@ -406,6 +419,7 @@ def episodes_of(source: Any) -> list[Episode]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
 @pytest.mark.parametrize("root", [*NESTED, GOLDEN / "images/raw-v0", COLLECTED], ids=lambda root: root.name)
 @pytest.mark.each_value_once

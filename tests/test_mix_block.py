@@ -137,6 +137,7 @@ def ahead_of(mix: MixedInput) -> bool:
     return mix._block is not None
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("end", ["rewind", *further("error")])
 def test_they_resume_before_any_batch(roots: list[str], end: Any) -> None:
     def make() -> MixedInput:
@@ -147,6 +148,7 @@ def test_they_resume_before_any_batch(roots: list[str], end: Any) -> None:
     assert_resumes(make, batches=3)
 
 
+@pytest.mark.further
 def test_the_state_within_a_block_fits_a_mixture_that_joins_batches_one_by_one(roots: list[str]) -> None:
     ahead = MixedInput(sources(roots), batch_size=50, seed=3)
     for _ in range(20):
@@ -160,6 +162,7 @@ def test_the_state_within_a_block_fits_a_mixture_that_joins_batches_one_by_one(r
     assert ahead.counts == plain.counts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("served", [-1, MOST_AHEAD, 10**15])
 def test_a_state_that_says_more_was_served_than_is_ever_read_ahead_is_refused(
     roots: list[str], served: int
@@ -216,6 +219,7 @@ def live_store(root: str) -> InputReader:
     return live.uniform(batch_size=10, seed=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [follower, a_rank, dropping, drawn_by_priority, live_store])
 def test_readers_whose_rows_depend_on_when_they_are_asked_are_not_settled(
     roots: list[str], make: Callable[[str], InputReader]
@@ -239,6 +243,7 @@ def test_a_reader_that_is_derived_from_one_of_ours_is_asked_as_its_author_meant(
         np.testing.assert_array_equal(batch["rewards"], 2 * batch["t"])
 
 
+@pytest.mark.further
 def test_no_more_is_read_ahead_than_a_block_of_rows_or_bytes(
     roots: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +294,7 @@ def test_damage_ahead_is_raised_where_it_is_come_to_and_not_before() -> None:
         assert ahead.sample().equals(plain.sample())
 
 
+@pytest.mark.further
 def test_skipped_damage_is_counted_and_rows_after_it_move_up() -> None:
     root, _ = damaged(600, shard=2)
     whole = store(rows(10_000, 500))
@@ -305,6 +311,7 @@ def test_skipped_damage_is_counted_and_rows_after_it_move_up() -> None:
     ahead.close()
 
 
+@pytest.mark.further
 def test_unlike_columns_are_joined_as_the_option_says(roots: list[str]) -> None:
     other = store(rows(0, 300, extra=np.zeros(300)))
 

@@ -87,6 +87,7 @@ def test_mixing_stays_within_one_row_of_each_share(batches: int) -> None:
     )
 
 
+@pytest.mark.further
 @given(weights=WEIGHTS, sizes=st.lists(st.integers(1, 300), min_size=1, max_size=60), data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_weights_and_sizes_stay_within_one_row(
@@ -461,6 +462,7 @@ def test_a_sample_batch_beside_agents_is_wrapped_for_ever() -> None:
 # ---- state ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["error", "rewind", "renormalise"])
 def test_a_mixture_resumes_before_every_batch_under_every_end(end: Any) -> None:
     def make() -> MixedInput:
@@ -471,6 +473,7 @@ def test_a_mixture_resumes_before_every_batch_under_every_end(end: Any) -> None:
         assert_resumes(make, n, batches=12)
 
 
+@pytest.mark.further
 def test_a_mix_of_shuffles_of_mixes_resumes() -> None:
     def make() -> MixedInput:
         inner = mix([5, 1], total=None, batch_size=5)

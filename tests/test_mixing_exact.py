@@ -79,6 +79,7 @@ def test_two_to_sixty_sources_stay_within_one_row_of_any_share_at_every_step(
     assert list(reader.counts.values()) == served.tolist()
 
 
+@pytest.mark.further
 @settings(max_examples=6)
 @given(
     phases=st.integers(2, 60).flatmap(
@@ -216,6 +217,7 @@ def test_draws_by_priority_mix_exactly_too_and_tell_their_rows(roots: list[str])
             sampler.update_priorities(rows, np.full(len(rows), float(number)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("n", [None, 1, 77])
 @pytest.mark.parametrize("end", ["error", "rewind"])
@@ -229,6 +231,7 @@ def test_mixtures_of_stores_and_streams_resume_with_the_carry(
     assert_resumes(make, n, batches=8)
 
 
+@pytest.mark.further
 def test_they_resume_where_weights_follow_a_schedule_and_go_on_exactly(roots: list[str]) -> None:
     def anneal(steps: int) -> dict[str, float]:
         return {"store": 1 + steps / 100, "disk": 3.0, "stream": 2.0}

@@ -29,6 +29,7 @@ from rlio.sampling.multi_agent_runner import MultiAgentEnvRunner
 from rlio.sampling.runners import sub_envs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [

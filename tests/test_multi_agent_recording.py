@@ -45,6 +45,7 @@ def open_writer(kind: str, root: str) -> OutputWriter:
     return rlio.ParquetWriter(root) if kind == "parquet" else rlio.JsonWriter(root)
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
@@ -92,6 +93,7 @@ def fragments(root: str, kind: str, *, closes: bool = True) -> list[MultiAgentBa
     return batches
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "size"), [("parquet", 17), ("json", None), *further(("parquet", None))])
 def test_whether_final_observations_are_missing_may_differ_from_batch_to_batch(
     tmp_path: Path, kind: str, size: int | None
@@ -149,6 +151,7 @@ def test_a_loop_outside_may_know_the_final_observation_or_not(tmp_path: Path) ->
     assert found["new_obs_valid"].sum() == 20
 
 
+@pytest.mark.further
 def test_episodes_are_found_again_in_batches_of_another_size(tmp_path: Path) -> None:
     root = str(tmp_path / "data")
     batches = sampled("complete_episodes")
@@ -166,6 +169,7 @@ def test_episodes_are_found_again_in_batches_of_another_size(tmp_path: Path) -> 
     assert sum(map(len, steps)) == len(set().union(*steps))
 
 
+@pytest.mark.further
 def test_a_shuffled_replay_has_each_agents_row_once(tmp_path: Path) -> None:
     root = str(tmp_path / "data")
     batches = sampled("truncate_episodes")

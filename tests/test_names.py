@@ -131,6 +131,7 @@ def test_what_is_not_a_shard_s_name_is_none(text: str) -> None:
     assert ShardName.parse(text) is None
 
 
+@pytest.mark.further
 @settings(max_examples=100)
 @given(st.text(max_size=60) | st.from_regex(r"[0-9]{1,20}(-[0-9a-f]{1,20}){4}\.parquet"))
 def test_no_text_makes_the_parser_fail_and_what_it_accepts_says_the_same_again(text: str) -> None:

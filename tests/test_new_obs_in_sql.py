@@ -44,6 +44,7 @@ def assert_as_the_reader_says(found: list[Any], batch: SampleBatch, leaf: np.nda
     np.testing.assert_array_equal(np.array(known, leaf.dtype), leaf[valid])
 
 
+@pytest.mark.further
 def test_real_recordings_of_several_writers(view: str, recordings: Path, tmp_path: Path) -> None:
     for writer in range(3):
         with rlio.JsonReader(recordings / "cartpole" / "large.json", batch_size=1500, epochs=1) as reader:

@@ -58,6 +58,7 @@ def test_the_exact_value_is_what_playing_the_judged_policy_earns() -> None:
         assert abs(returns.mean() - problem.truth) < 3 * returns.std() / np.sqrt(20_000)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(2, PROBLEMS))
 def test_unbiased_estimators_are_right_on_average_and_the_others_come_close(name: str) -> None:
     problem = PROBLEMS[name]
@@ -75,6 +76,7 @@ def test_unbiased_estimators_are_right_on_average_and_the_others_come_close(name
     assert np.std(found["dr"]) < 1.2 * np.std(found["pdis"])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_doubly_robust_estimates_are_right_on_average_whatever_the_model_says(name: str) -> None:
     """Many runs with each; a good model makes them less noisy, and a bad one does not make them wrong."""
@@ -120,6 +122,7 @@ def test_bootstrap_intervals_and_standard_errors_are_as_wide_as_estimates_vary(n
         assert np.mean(standard_errors) == pytest.approx(np.std(values), rel=0.1), estimator
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["bandit", "chain", *further("gridworld")])
 def test_concentration_bounds_hold_the_truth_in_at_least_95_percent_of_1000_runs(name: str) -> None:
     problem = PROBLEMS[name]
@@ -247,6 +250,7 @@ def test_each_estimator_is_its_formula_on_episodes_of_unequal_lengths() -> None:
         assert found.value == pytest.approx(expected), estimator
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(2, PROBLEMS))
 def test_standard_errors_of_rllibs_weighted_estimator_are_as_wide_as_it_varies(name: str) -> None:
     """It comes near another value than the truth where policies last unequally long: no test of coverage."""
@@ -265,6 +269,7 @@ def test_doubly_robust_recursion_and_sum_are_the_same() -> None:
     assert weighting.doubly_robust(steps).value == pytest.approx(value)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drift", [-0.5, 0.0, 0.5])
 def test_horizons_of_100_000_steps_do_not_overflow(drift: float) -> None:
     """Weights from e^-50000 to e^50000; and rewards below 0."""

@@ -93,6 +93,7 @@ def test_rows_in_any_cut_and_order_give_the_same_estimate() -> None:
             assert found[name].v_target.value == pytest.approx(estimate.v_target.value), name
 
 
+@pytest.mark.further
 def test_a_data_set_of_many_shards_and_a_reader_give_the_same_as_the_batch(tmp_path: Path) -> None:
     batch = CHAIN.simulate(300, seed=0)
     with rlio.ParquetWriter(tmp_path, roll=rlio.Roll(max_rows=64)) as writer:
@@ -213,6 +214,7 @@ def test_one_step_episodes_are_the_same_with_and_without_bandit() -> None:
         assert rows[name].overlap == whole[name].overlap
 
 
+@pytest.mark.further
 def test_importance_sampling_over_a_million_transitions_counts_each() -> None:
     rows, length = 1_000_000, 20
     rng = np.random.default_rng(0)
@@ -547,6 +549,7 @@ def test_continuous_actions_have_densities_and_are_drawn_for_a_model() -> None:
 # ---- upstream ----
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("better", [True, *further(False)])
 def test_every_estimator_knows_a_better_policy_from_a_worse_one(better: bool) -> None:
     """Rows test_ope_math and test_ope of 6.2: v_gain says so, for IS, WIS, DM and DR; and its interval."""
@@ -673,6 +676,7 @@ def test_a_command_prints_a_table_of_all_estimators_and_draws_the_intervals(
     assert len(picture) > 10_000
 
 
+@pytest.mark.further
 def test_the_picture_has_the_interval_and_the_bound_of_each_estimate(
     recorded: TorchPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -724,6 +728,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_judged(
     assert message in done.stderr
 
 
+@pytest.mark.further
 def test_a_command_takes_rows_as_episodes_and_policies_without_exploration(recorded: TorchPolicy) -> None:
     bandit = run_command("data", "--gamma", "1", "--bandit", "--policy", "ope_judged:leans", "--json")
     assert json.loads(bandit.output)["is"]["episodes"] == 600
@@ -737,6 +742,7 @@ def test_a_command_takes_rows_as_episodes_and_policies_without_exploration(recor
     assert "policy_id='nobody'" in missing.stderr
 
 
+@pytest.mark.further
 def test_the_code_of_the_page_runs(
     recorded: TorchPolicy, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_every_large_permutation_is_a_bijection(n: int) -> None:
     assert seen.all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n", [2**32 - 1, 2**32, 2**32 + 1, 2**40 + 17, 2**63 - 1])
 def test_huge_permutations_stay_in_range_and_never_repeat(n: int) -> None:
     order = Permutation(n, seed=1, epoch=0)
@@ -182,6 +183,7 @@ def test_permutations_of_other_seeds_epochs_and_keys_are_others() -> None:
         assert len(set(variants)) == len(variants)
 
 
+@pytest.mark.further
 def test_all_permutations_of_four_values_occur_equally_often() -> None:
     draws = 4800
     counts = Counter(tuple(Permutation(4, seed=s, epoch=0).take(0, 4)) for s in range(draws))
@@ -190,6 +192,7 @@ def test_all_permutations_of_four_values_occur_equally_often() -> None:
     assert chi_square < 49.7  # 23 degrees of freedom: exceeded once in 1000 tries
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [1025, 4096, 32_768])
 def test_distances_between_positions_are_uniform(n: int) -> None:
     base = int(np.ceil(np.sqrt(n)))
@@ -251,6 +254,7 @@ def test_windows_serve_every_row_once_and_windows_whole(
     assert sorted(indexes) == list(range(len(indexes)))
 
 
+@pytest.mark.further
 @given(groups=GROUPS.filter(any), seed=SEEDS, data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_position_of_any_epoch_is_found_at_random(

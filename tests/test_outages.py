@@ -125,6 +125,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @kinds
 @pytest.mark.parametrize("how", ["down", "hangs"])
@@ -157,6 +158,7 @@ def test_writing_goes_on_while_the_store_does_not_and_all_arrives_in_order_once(
     assert find_logs(str(store.folder)) == []
 
 
+@pytest.mark.few(2)
 @kinds
 @hows
 def test_no_write_waits_for_a_store_not_even_the_first(store: Store, kind: str, how: str) -> None:
@@ -258,6 +260,7 @@ def leave(writer: Any) -> None:
     writer._interrupted = True  # Nothing of it is to be stored when the interpreter exits.
 
 
+@pytest.mark.few(1)
 @kinds
 def test_rows_that_do_not_fit_other_writers_end_the_writer_stay_in_its_log_and_spoil_no_root(
     store: Store, kind: str
@@ -307,6 +310,7 @@ def test_recovery_puts_back_a_header_that_was_lost_and_counts_only_what_it_store
     assert store.rows() == list(range(5 * ROWS))
 
 
+@pytest.mark.further
 @first_kind
 def test_a_store_that_hangs_adds_no_pause_to_write(store: Store, kind: str) -> None:
     """The first shard is waited for, in the background; those behind it go to the disk."""
@@ -327,6 +331,7 @@ def test_a_store_that_hangs_adds_no_pause_to_write(store: Store, kind: str) -> N
     assert store.rows() == list(range(3100))
 
 
+@pytest.mark.few(1)
 @kinds
 def test_a_full_spool_makes_write_wait_and_then_raise_and_nothing_of_it_is_taken(
     store: Store, kind: str
@@ -371,6 +376,7 @@ def test_a_write_that_waits_for_room_goes_on_as_soon_as_the_store_is_back(store:
     assert store.rows() == list(range(40 * ROWS))
 
 
+@pytest.mark.few(1)
 @kinds
 def test_a_process_that_dies_in_an_outage_leaves_rows_that_recovery_stores_in_order_once(
     store: Store, kind: str
@@ -511,6 +517,7 @@ def run_through_outages(folder: Path, seed: int) -> None:
     assert find_logs(str(folder)) == []
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seeds", [range(1), *further(range(1, 4), range(4, 8))])
 def test_no_byte_is_lost_or_changed_by_stores_that_come_and_go(tmp_path: Path, seeds: range) -> None:
     for seed in seeds:
@@ -554,6 +561,7 @@ def test_a_row_that_was_logged_twice_is_an_error_of_close(store: Store) -> None:
     writer._publisher.close(seal_at=None)
 
 
+@pytest.mark.few(1)
 @kinds
 def test_over_a_whole_run_the_counts_of_writers_and_readers_agree(store: Store, kind: str) -> None:
     """Rolls, a writer that dies, its recovery, and a reader that skips a shard that was lost."""

@@ -198,6 +198,7 @@ def test_the_source_distribution_holds_every_tracked_file(checkout: Path, sdist:
     assert tracked - held - {".gitignore"} == set()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", PLUGIN_FOLDERS)
 def test_a_plug_in_folder_refuses_its_bare_name(checkout: Path, name: str) -> None:
     result = subprocess.run(
@@ -215,6 +216,7 @@ HEAVY_FOR_DATA = (
 )  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [

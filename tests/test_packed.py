@@ -121,6 +121,7 @@ def read(text: str, *, seen: bool) -> tuple[Any, int, int] | str:
         return f"{type(error)}{error}"
 
 
+@pytest.mark.further
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([3, 4, 5]), st.sampled_from(["C", "F", "A"]))
 def test_arrays_of_one_shape_that_follow_each_other_are_those_that_were_packed(
@@ -140,6 +141,7 @@ def test_arrays_of_one_shape_that_follow_each_other_are_those_that_were_packed(
     assert sum(map(len, packed._SEEN.values())) == (arrays[0].nbytes >= 64)
 
 
+@pytest.mark.further
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from([3, 5]), st.sampled_from(["?", ">f4"]))
 def test_a_damaged_stream_is_read_alike_after_a_sound_one(

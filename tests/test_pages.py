@@ -65,6 +65,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_in_an_empty_folder(
     page: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +126,7 @@ def commands() -> list[str]:
     return sorted(get_command(cli.app).commands)  # type: ignore[attr-defined]  # a group, as it has commands
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", commands())
 def test_the_examples_in_the_help_of_a_command_run(
     name: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -114,6 +114,7 @@ def test_bytes_put_in_are_refused() -> None:
         assert read_or_refuse(data[:at] + b"\0" + data[at:]) is None, at
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["flip", "truncate"])
 def test_no_byte_reaches_pyarrow_before_its_crc_has_matched(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def damaged_root(change: Callable[[bytearray, ShardFile], None]) -> tuple[str, i
     return root, len(file.groups)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("group", [0, 1])
 def test_skipping_a_damaged_row_group_costs_exactly_its_rows(group: int, shuffle: bool) -> None:
@@ -231,6 +233,7 @@ def _middle(root: str, path: str) -> ShardFile:
     return open_bytes(data, size=len(data), footer_crc32=name.footer_crc32)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("epochs", [1, 3, None])
 @pytest.mark.parametrize("shard", [(0, 1), (1, 3)])
 def test_a_data_set_that_is_damaged_throughout_ends_instead_of_turning_for_ever(
@@ -386,6 +389,7 @@ def test_registered_extension_types_are_refused_and_run_nothing() -> None:
         pa.unregister_extension_type("rlio.test.evil")
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "groups",
     [
@@ -420,6 +424,7 @@ def test_a_wrong_list_of_row_groups_is_refused_by_the_footer_alone(groups: Calla
         forger.open()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "text",
     ["", "{}", "[]", "null", "nonsense", '{"format": 1}', '{"format": "0"}', "[" * 100_000, "1" * 5000],
@@ -436,6 +441,7 @@ def test_footer_entries_that_are_no_such_thing_are_refused(key: str, text: str) 
     refused(forger)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("key", ["rlio.schema", "rlio.groups", "rlio.streams", "rlio.provenance"])
 def test_a_footer_without_one_of_its_entries_is_refused(key: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -453,6 +459,7 @@ def _without(key: str) -> Callable[..., bytes]:
     return finish
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     "change",
     [
@@ -487,6 +494,7 @@ def test_a_schema_that_does_not_describe_the_file_is_refused(change: Callable[[A
     refused(forger)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "change",
     [
@@ -513,6 +521,7 @@ def test_a_schema_of_absurd_structure_is_refused(change: Callable[[Any], Any]) -
     refused(forger)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -808,6 +817,7 @@ def test_pandas_and_polars_and_pyarrow_open_the_shards(vectors: tuple[list[str],
     assert table["terminateds"].to_pylist() == batch["terminateds"].tolist()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("make", DATA_SETS.values(), ids=DATA_SETS)
 def test_other_tools_find_no_new_obs_that_is_null(make: Any) -> None:
     """It was null in 999 of 1,000 rows, and was trained on."""
@@ -846,6 +856,7 @@ def test_streams_say_which_episodes_a_shard_has(vectors: tuple[list[str], Sample
     assert open_dataset(paths[0].split("/data/")[0]).snapshot() == {paths[0].split("/")[-2]: 500}
 
 
+@pytest.mark.further
 @pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux lists the threads of a process here"
 )

@@ -62,6 +62,7 @@ MISFITS: dict[str, tuple[Any, type[RlioError], str]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_batch_that_does_not_fit_is_refused_by_column_and_leaves_nothing(misfit: str) -> None:
     make, kind, message = MISFITS[misfit]
@@ -122,6 +123,7 @@ def _nested(depth: int) -> Any:
     return value
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("what", UNSTORABLE)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.each_value_once
@@ -177,6 +179,7 @@ def shard_rows(root: str) -> list[int]:
     return [segment.rows for segment in open_dataset(root).segments]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("limit", [1, 200, 1 << 23])
 @pytest.mark.parametrize("writes", [[100], [1] * 30, [7, 3, 50, 9, 10, 11], [10, 10], [25]])
 @pytest.mark.each_value_once
@@ -310,6 +313,7 @@ def test_rows_and_bytes_of_a_roll_are_whole_and_bytes_are_bounded(option: str, v
         Roll(**{option: value})
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("codec", ["none", "lz4", "snappy", "gzip", "zstd", "zstd:9", "brotli:1"])
 def test_every_codec_comes_back(codec: str) -> None:
     root = fresh_root()
@@ -318,6 +322,7 @@ def test_every_codec_comes_back(codec: str) -> None:
     assert_identical(load(root), numbered(100))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("alike", [True, False])
 def test_frames_that_hardly_change_take_fewer_bytes_unless_a_level_is_given(alike: bool) -> None:
     rng = np.random.default_rng(0)
@@ -474,6 +479,7 @@ def test_a_closed_writer_is_closed() -> None:
 # ---- processes and threads ----
 
 
+@pytest.mark.further
 def test_rows_of_a_writer_that_was_left_open_are_stored_when_the_interpreter_exits(tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np, rlio\n"
@@ -490,6 +496,7 @@ def test_rows_of_a_writer_that_was_left_open_are_stored_when_the_interpreter_exi
     assert sorted(load(str(tmp_path))["t"].tolist()) == list(range(9))
 
 
+@pytest.mark.further
 def test_a_writer_that_was_refused_says_nothing_at_exit(tmp_path: Path) -> None:
     code = (
         "import sys, rlio\n"
@@ -532,6 +539,7 @@ def test_many_threads_and_writers_lose_nothing() -> None:
     assert_identical(found, numbered(360)[found["t"]])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sequences", [False, True])
 def test_a_row_group_has_at_most_so_much_text_however_long_the_texts_are(sequences: bool) -> None:
     """Readers decode a group as a whole: one of 65,536 rows with infos of 20 kB would be 1.3 GB."""

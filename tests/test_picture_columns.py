@@ -311,6 +311,7 @@ def test_pictures_of_another_codec_or_objects_are_refused(tmp_path: Path) -> Non
                 writer.write(batch_of(other))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
 def test_a_damaged_picture_is_lost_with_its_group_alone(tmp_path: Path, kind: Any) -> None:
     """Its bytes are as they were written, so no CRC tells."""
@@ -368,12 +369,13 @@ def test_descriptions_of_pictures_that_are_illegal_are_refused(changed: dict[str
         ColumnSpec.from_json({**legal, **changed}, column="x")
 
 
+@pytest.mark.further
 def test_a_group_has_few_bytes_of_files_although_their_pictures_are_small() -> None:
     """Rows are counted by the size of their values, and files may be larger."""
     noise = os.urandom(8 << 20)
-    files = object_column(EncodedPicture(noise, "jpeg", SHAPE) for _ in range(20))
+    files = object_column(EncodedPicture(noise, "jpeg", SHAPE) for _ in range(12))
     with rlio.ParquetWriter("memory://large-files", spool=None) as writer:
-        writer.write(rlio.SampleBatch(obs=files, actions=np.arange(20)))
+        writer.write(rlio.SampleBatch(obs=files, actions=np.arange(12)))
     data = rlio.open_dataset("memory://large-files")
     assert max(max(data.open_shard(segment).rows) for segment in data.segments) <= 8
 

@@ -292,6 +292,7 @@ def test_weights_are_exported_and_imported_as_arrays(tmp_path: Path) -> None:
         bound(RandomPolicy()).export_model(tmp_path / "r.pt", format="torchscript")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("space", [OBS, Dict(a=OBS, b=Discrete(3))], ids=str)
 def test_a_module_is_exported_for_where_there_is_no_rlio(space: Any, tmp_path: Path) -> None:
     policy = bound(TorchPolicy(), space)

@@ -35,6 +35,7 @@ def logits(policy: Any) -> Any:
     return policy.compute_single_action(ROW)[2]["action_dist_inputs"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("swapping", [False, True])
 def test_upstreams_policy_map_row_capacity_two_of_six(swapping: bool, tmp_path: Path) -> None:
     """Row "policy map" (2.6), "policy map capacity, policy_states_are_swappable" (2.1) and test_policy_map of
@@ -62,6 +63,7 @@ def test_upstreams_policy_map_row_capacity_two_of_six(swapping: bool, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("swapping", [False, True])
 def test_what_was_learned_and_drawn_survives_the_disk(swapping: bool) -> None:
     """A policy that was put away acts and learns on as one that was not, schedules included."""
@@ -195,6 +197,7 @@ def test_a_forked_child_that_closes_the_map_leaves_the_states_to_its_parent() ->
         assert [policy.is_bound for policy in policies.values()] == [True, True]
 
 
+@pytest.mark.further
 def test_many_threads_see_each_policy_as_it_is() -> None:
     names = "abcdef"
     with PolicyMap({name: spec() for name in names}, capacity=2, seed=0) as policies:

@@ -223,6 +223,7 @@ def test_threads_and_sockets_end_with_the_server(served: Any) -> None:
         server.answer("report_samples", batch_to_bytes(rows(1)))
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     ("command", "told"),
     [
@@ -500,6 +501,7 @@ def third(value: float, shape: tuple[int, ...] = (), otherwise: float = 0.0) -> 
 LAST = np.array([False, False, True])
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -713,6 +715,7 @@ def test_a_sampler_that_waits_for_clients_can_be_closed(served: Any) -> None:
 # ---- rows that are reported ----
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("other", "column"),
     [

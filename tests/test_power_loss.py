@@ -73,6 +73,7 @@ def _fail_at_every_moment(base: Path, kind: str, sync: Sync, *, chances: int, pa
     return len(tried)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", [3, *further(1)])
 @pytest.mark.parametrize("sync", ["always", "interval"])
 @pytest.mark.parametrize("kind", ["parquet", "json"])

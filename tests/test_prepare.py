@@ -301,9 +301,11 @@ def lists(lengths: list[int], item: tuple[int, ...] = (), dtype: str = "<i4") ->
     return rlio.batch.object_column(np.full((n, *item), n, dtype) for n in lengths)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", _LENGTHS.values(), ids=_LENGTHS)
 @pytest.mark.parametrize("episodes", [None, 1])
 @pytest.mark.parametrize("to", ["npz", "parquet"])
+@pytest.mark.each_value_once
 def test_rows_of_different_lengths_are_written_and_come_back(
     to: str, first: list[int], episodes: int | None, tmp_path: Path
 ) -> None:
@@ -390,6 +392,7 @@ _TIMES = ["<M8[D]", "<M8[h]", "<M8[m]", "<M8[s]", "<M8[ms]", "<M8[us]", "<M8[ns]
 _DURATIONS = ["<m8[W]", "<m8[D]", "<m8[h]", "<m8[s]", "<m8[ms]", "<m8[us]", "<m8[ns]"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [*_TIMES, *_DURATIONS])
 def test_times_come_back_from_parquet_with_their_unit(dtype: str, tmp_path: Path) -> None:
     when = np.array([0, -5, "NaT", 1000], dtype)

@@ -239,6 +239,7 @@ def filled(errors: Values, **options: Any) -> Priorities:
 
 
 class TestDraw:
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
     @pytest.mark.parametrize("rows", [1, 2, 10, 1000, 10_000, 100_000, 1_000_000])
     @pytest.mark.each_value_once
@@ -258,6 +259,7 @@ class TestDraw:
         counts = np.bincount(slots, minlength=rows)
         assert (np.abs(counts - shares * draws) < 2.0).all()
 
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
     def test_batches_together_follow_the_priorities(self, alpha: float) -> None:
         """Many batches of few rows: what a training run sees."""

@@ -157,6 +157,7 @@ KEYS = ["eps_id", "t"]
 # ---- the flag of missing final observations ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_columns_with_new_obs_bring_the_flag_of_missing_ones(
@@ -192,6 +193,7 @@ def test_a_writer_without_missing_observations_beside_one_with_them_has_the_flag
                 np.testing.assert_array_equal(batch["new_obs_valid"], expected)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", ["to_arrow", "to_pandas", "to_polars"])
 def test_tables_with_new_obs_have_the_flag(root: str, method: str) -> None:
     table = getattr(rlio.open_dataset(root), method)(columns=["new_obs"])
@@ -218,6 +220,7 @@ def test_a_table_of_several_agents_has_the_flag_of_those_that_lack_it(tmp_path: 
         assert flags == {"a": [True, False], "b": [True, True]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("columns", ["error", "intersect", "fill"])
 def test_a_mixture_keeps_the_flag_in_every_batch(tmp_path: Path, columns: Any) -> None:
     """One source tells of missing observations, the other has none, and no flag."""
@@ -264,6 +267,7 @@ def test_arrays_and_episodes_in_memory_bring_the_flag() -> None:
 # ---- parts of nested columns ----
 
 
+@pytest.mark.few(5)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_columns_name_parts_of_nested_columns(
@@ -362,6 +366,7 @@ def test_mappings_name_parts_of_nested_columns_as_readers_do() -> None:
 # ---- normalising ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cache", ["none", "memory"])
 def test_normalise_leaves_choices_and_pictures_alone_and_takes_one_part_by_name(
     root: str, cache: Any
@@ -433,6 +438,7 @@ def test_a_picture_as_the_whole_observation_is_normalised_only_by_name(tmp_path:
 # ---- nothing else is decoded ----
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -213,6 +213,7 @@ def test_an_unknown_name_is_an_attribute_error_that_names_the_package(package: s
         _ = importlib.import_module(package).Nonsense
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("package", ["rlio", *further(*(package for package in INITS if package != "rlio"))])
 def test_a_star_import_gives_all_public_names_in_a_fresh_interpreter(package: str, tmp_path: Path) -> None:
     code = f"import {package} as p\nfrom {package} import *\nassert set(p.__all__) <= set(globals())"

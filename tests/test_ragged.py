@@ -472,6 +472,7 @@ class TestOtherForms:
             with pytest.raises(CorruptData):
                 frames.decode(payload.replace(ends, np.array(forged, "<i4").tobytes()))
 
+    @pytest.mark.few(2)
     @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
     def test_rows_are_drawn_from_every_store(self, cache: Any, tmp_path: Path) -> None:
         root = str(tmp_path)
@@ -499,6 +500,7 @@ class TestOtherForms:
             assert same_objects(row, np.full(t % 5, t, np.int32))
             assert note == "n" * (t % 4)
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("cache", ["none", "memory"])
     def test_reading_them_calls_no_function_for_a_row(self, cache: Any) -> None:
         counts = []

@@ -144,6 +144,7 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", [further(name)[0] if name in FORMATS and name != "lerobot" else name for name in READERS]
 )
@@ -155,6 +156,7 @@ def test_ranks_with_one_seed_serve_every_row_once(roots: dict[str, str], name: s
     assert served != sorted(served)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", READERS)
 def test_ranks_that_shuffle_without_a_seed_are_refused(roots: dict[str, str], name: str) -> None:
     """Each drew its own: a third of the rows was never served, and others twice."""
@@ -189,6 +191,7 @@ def worker(rank: int, input: Any, own_seed: int | None, order_seed: int | None =
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("source", ["rlio", "minari", "rllib-json", "a mixture"])
 @pytest.mark.parametrize("seed", ["one for each", "none"])
 @pytest.mark.each_value_once

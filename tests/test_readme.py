@@ -62,9 +62,9 @@ def test_its_own_loop_goes_on_bit_for_bit_where_it_was_stopped(
         found: dict[str, torch.Tensor] = scope["net"].state_dict()
         return found
 
-    whole = run(600, str(tmp_path / "whole"))
+    whole = run(400, str(tmp_path / "whole"))
     run(300, str(tmp_path / "stopped"))
-    resumed = run(600, str(tmp_path / "stopped"))
+    resumed = run(400, str(tmp_path / "stopped"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 

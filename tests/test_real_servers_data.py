@@ -209,6 +209,31 @@ def test_a_copy_from_s3_to_local_is_the_same_data_set(tmp_path: Path, serve: Cal
     assert_same_data_set(here, there)
 
 
+@pytest.mark.xdist_group("s3")
+def test_times_of_names_on_s3_are_those_of_the_client_and_take_no_parser_of_texts(
+    serve: Callable[[str], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dateutil.parser
+    import s3fs
+
+    server = serve("s3")
+    place = Place(server.fresh_root(), server.options)
+    write(place, numbered(40))
+    theirs = s3fs.S3FileSystem(**server.options, skip_instance_cache=True)
+    expected = {name: about["LastModified"] for name, about in theirs.find(place.root, detail=True).items()}
+    fs = Storage.open(place.root, storage_options={**server.options, "use_listings_cache": False}).fs
+    about = fs.info(min(expected))  # A header has the time in another form, which its own parser reads.
+    assert about["LastModified"] == expected[min(expected)]
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a text was parsed")
+
+    monkeypatch.setattr(dateutil.parser, "parse", refuse)
+    found = {name: each["LastModified"] for name, each in fs.find(place.root, detail=True).items()}
+    assert found == expected
+    assert all(time.tzinfo is not None for time in found.values())
+
+
 @pytest.mark.xdist_group("azure")
 def test_a_copy_from_local_to_azure_is_the_same_data_set(
     tmp_path: Path, serve: Callable[[str], Server]

@@ -162,6 +162,7 @@ def test_a_connection_that_broke_is_made_again(serve: Callable[[str], Server], n
     assert [entry.path for entry in storage.list()] == ["a.bin", "b.bin"]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["sftp", *further("ftp", "s3")])
 def test_threads_that_use_one_storage_get_each_what_they_asked_for(
     serve: Callable[[str], Server], name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -343,6 +344,7 @@ def test_an_observation_that_does_not_fit_costs_the_two_rows_that_hold_it() -> N
     assert_array_equal(writer.rows("actions"), [0, 3, 5])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_that_are_not_recorded_are_gaps_wherever_rows_are_written(seed: int) -> None:
     """Observations and rewards that do not fit, episodes that are left, and writes, at any step."""
@@ -481,6 +483,7 @@ def test_an_environment_that_is_dropped_leaves_its_rows() -> None:
     assert len(writer.rows("t")) == 4
 
 
+@pytest.mark.further
 def test_the_end_of_the_interpreter_writes_the_rest(tmp_path: Path) -> None:
     script = """
         import sys, gymnasium as gym, rlio
@@ -542,6 +545,7 @@ def recorded(root: Path, length: int) -> gym.Env[Any, Any]:
     return RecordExperience(Fresh((length,)), root, infos=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
@@ -853,9 +857,11 @@ def test_a_root_that_is_mounted_again_gets_the_rows(tmp_path: Path) -> None:
 
 
 def test_a_new_recording_refuses_a_root_with_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # Another process has written there.
-    code = f"import rlio; w = rlio.ParquetWriter({str(tmp_path)!r}); w.write(rlio.SampleBatch(t=[0, 1]))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    def write() -> None:
+        with rlio.ParquetWriter(tmp_path) as writer:
+            writer.write(rlio.SampleBatch(t=[0, 1]))
+
+    assert wait_for(fork(write)) == 0  # Another process has written there.
     with pytest.raises(OptionError, match=r"mode='new'.*holds 2 rows.*mode='append'"):
         RecordExperience(Counter(), tmp_path, mode="new")
     with pytest.raises(OptionError, match="holds 2 rows"):
@@ -889,11 +895,11 @@ def test_modes_are_those_of_roots(tmp_path: Path, mode: Any, writer: Any, messag
 
 
 def test_a_new_recording_refuses_rows_that_wait_in_a_log(tmp_path: Path) -> None:
-    code = (
-        f"import os, rlio; w = rlio.ParquetWriter({str(tmp_path)!r}); w.write(rlio.SampleBatch(t=[0, 1])); "
-        "os._exit(0)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    def die() -> None:
+        rlio.ParquetWriter(tmp_path).write(rlio.SampleBatch(t=[0, 1]))
+        os._exit(5)
+
+    assert wait_for(fork(die)) == 5
     with pytest.raises(OptionError, match="no rows, but rows wait in one log"):
         RecordExperience(Counter(), tmp_path, mode="new")
 

@@ -25,6 +25,7 @@ def copied(source: rlio.InputReader, writer: rlio.OutputWriter) -> list[Any]:
         return list(recording)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.each_value_once
@@ -38,6 +39,7 @@ def test_json_recordings_come_back_equal(
     assert copy.equals(original), f"{copy} is not {original}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
 def test_the_parquet_recording_comes_back_equal(
     recordings: Path, tmp_path: Path, make: Callable[[Path], rlio.OutputWriter]

@@ -58,6 +58,7 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return root
 
 
+@pytest.mark.few(1)
 def test_recovery_shows_how_many_bytes_of_all_logs_are_done(log: Path, tmp_path: Path) -> None:
     """There was no progress of a recovery, which may take minutes."""
     shutil.copytree(log, tmp_path / "a")
@@ -120,6 +121,7 @@ def _recover_copy(root: Path) -> recovery.RecoveredLog:
     return found
 
 
+@pytest.mark.few(1)
 def test_a_log_is_recovered_whole(log: Path, tmp_path: Path) -> None:
     root = _copy(log, tmp_path / "copy")
     found = _recover_copy(root)
@@ -253,6 +255,7 @@ def _check_flip(log: Path, root: Path, bit: int) -> None:
     assert files_of(root) == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("seed", "bits"), [(1, 20), *further((1, 50), (2, 50), (3, 50))])
 def test_no_flipped_bit_of_a_log_publishes_a_wrong_row(
     log: Path, tmp_path: Path, seed: int, bits: int
@@ -268,6 +271,7 @@ def test_no_flipped_bit_of_all_publishes_a_wrong_row(log: Path, tmp_path: Path) 
         _check_flip(log, tmp_path / "copy", bit)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", first(1, range(1, 10)))
 def test_recovery_of_damage_that_is_interrupted_anywhere_leaves_no_hole(
     log: Path, tmp_path: Path, first: int
@@ -306,6 +310,7 @@ def test_a_damaged_header_costs_its_segment_and_those_after_it(log: Path, tmp_pa
     assert rows_of(root) == list(range(15))
 
 
+@pytest.mark.few(1)
 def test_pipes_and_links_in_a_log_are_set_aside_unread(log: Path, tmp_path: Path) -> None:
     for what in ("pipe", "link"):
         root = _copy(log, tmp_path / what)
@@ -358,6 +363,7 @@ def test_one_log_that_cannot_be_recovered_does_not_stop_the_others(log: Path, tm
     assert rows_of(root) == list(range(45))
 
 
+@pytest.mark.few(1)
 def test_recovery_that_fails_leaves_no_threads_and_can_be_repeated(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,6 +516,7 @@ def _steps(writer: Writer, make: Callable[[int, int], Any], count: int) -> None:
             writer.flush()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batches", list(_BATCHES))
 @pytest.mark.parametrize("roll", list(_ROLLS))
 @pytest.mark.parametrize("kind", ["parquet", "json", "json.zst"])
@@ -528,7 +535,7 @@ def test_a_crash_and_recovery_make_the_same_shards_as_no_crash(
             tmp_path / name, roll=_ROLLS[roll], writer_id="w", spool=Spool(sync="never"), **options
         )
 
-    make, count = _BATCHES[batches], 7 + len(batches) + len(roll)
+    make, count = _BATCHES[batches], 10 + (len(batches) + len(roll)) % 4
     with open_at("whole") as writer:
         _steps(writer, make, count)
     _abandon(lambda: open_at("crashed"), lambda writer: _steps(writer, make, count))

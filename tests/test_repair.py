@@ -79,6 +79,7 @@ DONE: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", DONE)
 def test_damage_of_each_kind_is_repaired_as_far_as_it_can_be_and_only_once(name: str) -> None:
     kind, plant, _, live = DAMAGE[name]
@@ -113,6 +114,7 @@ def test_a_repaired_data_set_serves_the_rows_that_it_served_before_and_says_what
         list(DatasetReader(root, epochs=1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 def test_what_a_damaged_shard_lacks_and_others_have_is_whole_again(kind: str) -> None:
     """The larger cover is what readers choose: it is what is damaged here."""
@@ -189,6 +191,7 @@ def test_a_damaged_shard_with_rows_of_its_own_stays_where_on_error_skip_reads_th
             list(DatasetReader(root, epochs=1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
 @pytest.mark.parametrize("seed", [0, *further(*range(1, 10))])
 def test_random_damage_is_repaired_once_and_no_readable_row_is_lost(kind: str, seed: int) -> None:

@@ -65,6 +65,7 @@ def arrays(batch: Batch) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in batch.items()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("wrapped", ["plain", "shuffled", "recorded"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.parametrize("name", READERS)
@@ -110,6 +111,7 @@ class _ByReference(Keeping):
         self.batches.append((batch, batch.copy()))  # type: ignore[arg-type]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", first(3, (name for name in READERS if name != "views")))
 def test_writing_into_a_batch_changes_no_other_and_not_the_store(worlds: dict[str, World], name: str) -> None:
     world = worlds["vector"]
@@ -169,7 +171,7 @@ def test_threads_draw_while_another_appends() -> None:
     threads = [threading.Thread(target=draw, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    for number in range(1, 80):
+    for number in range(1, 40):
         for start in range(0, 50, 10):
             store.append(episode(0, number, 50, start=start, stop=start + 10))
     while min(drawn) < 1000 and not failures:
@@ -185,6 +187,7 @@ def test_threads_draw_while_another_appends() -> None:
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
+@pytest.mark.further
 @forks
 @pytest.mark.parametrize("live", [True, *further(False)])
 @pytest.mark.parametrize("children", [4, *further(25)])
@@ -273,6 +276,7 @@ def keys_of(batches: Any) -> list[Any]:
     return [decode(batch["obs"]).tolist() for batch in batches]
 
 
+@pytest.mark.further
 def test_a_state_of_another_seed_is_gone_on_from_whatever_was_gathered_ahead(large: World) -> None:
     options: dict[str, Any] = {"shuffle": True, "batch_size": 64, "cache": "memory"}
     with (

@@ -66,6 +66,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "disk", ["size=700k", "size=40m", *further("size=300k", "size=1200k")], indirect=True
 )
@@ -296,6 +297,7 @@ def test_damage_in_a_built_store_ends_no_process(world: World, cache: Path, time
     assert wait_for(fork(child), seconds=120) == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_a_closed_reader_holds_no_rows(world: World, cache: Path, where: Any) -> None:
     """Gigabytes would else wait for the garbage collector, which counts objects."""

@@ -292,17 +292,14 @@ def build_and_count(path: str, log: str, seconds: float) -> None:
 
 def test_of_two_processes_one_builds_and_the_other_finds_it_built(tmp_path: Path) -> None:
     args = (str(tmp_path / "cache"), str(tmp_path / "log"), 1.0)
-    processes = [spawn.Process(target=build_and_count, args=args) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    pids = [fork(build_and_count, *args) for _ in range(2)]
+    assert [wait_for(pid) for pid in pids] == [0, 0]
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert sorted(line[0] for line in lines) == [False, True]
     assert [line[1] for line in lines] == [10, 10]
 
 
+@pytest.mark.further
 def test_many_processes_build_each_store_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -426,6 +423,7 @@ def test_a_fork_of_a_dead_builder_does_not_hold_its_lock(tmp_path: Path) -> None
     assert rows_in(entry_of(tmp_path / "cache")) == 3
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("forks", [6, *further(15)])
 def test_forks_at_any_moment_hold_no_lock_of_another_thread(tmp_path: Path, forks: int) -> None:
     path, stopped = str(tmp_path), threading.Event()
@@ -873,6 +871,7 @@ def test_a_twentieth_of_the_disk_stays_free(folder: CacheFolder, monkeypatch: py
             opened.ensure_room(50 * 4096 + 1)
 
 
+@pytest.mark.further
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(1, 9000), st.booleans()), max_size=15))
 @settings(max_examples=15)
 def test_the_bound_is_kept_whatever_is_built(steps: list[tuple[int, int, bool]]) -> None:

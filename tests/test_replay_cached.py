@@ -54,6 +54,7 @@ def add(root: Path, writer: str, *parts: SampleBatch, rows: int = 30) -> None:
             out.write(part)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["vector", "image", "stack"])
 def test_what_lies_on_disk_is_what_lies_in_memory(tmp_path: Path, cache: Path, kind: str) -> None:
     root = record(tmp_path / "data", kind=kind)

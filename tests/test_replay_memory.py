@@ -171,6 +171,7 @@ def test_space_is_made_with_zeros_where_it_cannot_be_reserved(
             assert not array[5:].any()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fallocate", [True, False], ids=["reserved", "zeros"])
 def test_a_full_disk_is_an_error_before_anything_is_written(small_disk: Path, fallocate: bool) -> None:
     def run() -> None:
@@ -205,6 +206,7 @@ def test_a_write_that_was_not_reserved_would_kill_the_process(small_disk: Path) 
     assert wait_for(fork(run)) == -signal.SIGBUS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", [0, 50_000])
 def test_a_limit_on_file_sizes_is_an_error(tmp_path: Path, limit: int) -> None:
     def run() -> None:
@@ -320,6 +322,7 @@ def test_files_of_others_are_not_taken_for_arrays() -> None:
         assert not is_array_file(name), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages on this system"
 )

@@ -168,13 +168,14 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cache", "options", "batches"),
     [
-        ("disk", {"batch_size": 32}, 3_000),
-        *further(("disk", {"batch_size": 32}, 100_000)),
+        ("disk", {"batch_size": 64}, 1_500),
         ("none", {"batch_size": 32}, 1_500),
         *further(
+            ("disk", {"batch_size": 32}, 100_000),
             ("memory", {"batch_size": 16, "filter": "t > 3"}, 3_000),
             ("memory", {"batch_size": 16, "draw": rlio.NStep(3)}, 20_000),
             ("memory", {"batch_size": 4, "draw": rlio.WholeEpisodes()}, 3_000),

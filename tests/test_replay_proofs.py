@@ -104,6 +104,7 @@ def test_the_samples_are_a_million() -> None:
     assert sum(samples for _, _, samples in VECTORS + STACKS) >= 1_000_000
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("part", [12, *further(1)], ids=_part)
 @pytest.mark.parametrize(("where", "options", "samples"), VECTORS, ids=str)
 def test_no_sample_is_wrong(
@@ -141,6 +142,7 @@ def keys_of(found: list[np.ndarray]) -> np.ndarray:
     return keys[np.lexsort(keys.T[::-1])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["memory", "disk", "cold"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.each_value_once
@@ -150,6 +152,7 @@ def test_an_epoch_has_every_row_once(worlds: dict[str, World], where: str, kind:
     np.testing.assert_array_equal(keys_of(found), world.keys)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("burn_in", [0, 1, 3, 9])
 @pytest.mark.each_value_once
@@ -160,6 +163,7 @@ def test_sequences_train_every_row_once(worlds: dict[str, World], where: str, bu
     np.testing.assert_array_equal(keys_of(trained), world.keys)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("overlap", "burn_in"), [(1, 0), (3, 0), (3, 2), (5, 11)])
 def test_overlapping_sequences_train_every_row_and_begin_where_they_should(
     worlds: dict[str, World], overlap: int, burn_in: int
@@ -182,6 +186,7 @@ def test_overlapping_sequences_train_every_row_and_begin_where_they_should(
     np.testing.assert_array_equal(times, there.sum(axis=0))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_episodes_have_every_row_once(worlds: dict[str, World], where: str) -> None:
     world = worlds["vector"]
@@ -192,6 +197,7 @@ def test_episodes_have_every_row_once(worlds: dict[str, World], where: str) -> N
     np.testing.assert_array_equal(keys_of(found), world.keys)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.each_value_once
@@ -207,6 +213,7 @@ def test_n_step_drops_no_row(worlds: dict[str, World], where: str, kind: str) ->
 # ---- live rows ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 def test_a_live_store_is_right_while_rows_come_and_go(worlds: dict[str, World], kind: str) -> None:
     """One writer's rows, as its vector environment gave them: no window leads behind the newest row."""
@@ -301,6 +308,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
     return root
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("where", "options"),
     [
@@ -329,6 +337,7 @@ def test_stacks_are_those_that_a_live_wrapper_shows(
     assert rows == 12 * 33 * 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("axis", [1, 3])
 @pytest.mark.parametrize("where", ["memory", "disk"])
 @pytest.mark.each_value_once

@@ -137,6 +137,7 @@ def options_of(kind: str, rng: random.Random) -> dict[str, Any]:
     return {"cache": rng.choice(["memory", "disk"]), **options}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(
     "kind",
@@ -191,6 +192,7 @@ def test_any_ranks_and_workers_go_on_where_any_others_stopped(
     assert 0 <= len(expected) - len(found) < (world * size if drop_last else 1)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_epoch_has_each_unit_once_in_an_order_of_its_own(dataset: Dataset, kind: str) -> None:
     rng = random.Random(kind)

@@ -222,6 +222,7 @@ def test_a_store_whose_first_batch_is_refused_takes_another(tmp_path: Path) -> N
             assert returns(store) == [3.0, 5.0, 6.0]
 
 
+@pytest.mark.further
 def test_an_episode_goes_on_after_a_batch_that_found_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever piece of memory is the one that is refused."""
 

@@ -96,6 +96,7 @@ def _first_keys(batch: Any) -> NDArray[np.int64]:
     return drawn(Once(), 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("apart", [1, 2, 256])
 def test_uniform_draws_do_not_depend_on_those_before(store: ReplayStore, apart: int) -> None:
     reader = store.uniform(seed=3, batch_size=512, indexes=True, columns=["t"])
@@ -141,6 +142,7 @@ def test_any_row_may_come_first_and_any_row_may_come_anywhere(world: World) -> N
     assert abs(deviation(table[-1])) < 6
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("cache", ["memory", *further("none")])
 def test_the_first_rows_of_seeds_and_epochs_are_any(world: World, cache: Any) -> None:
     """More rows than a table of sorted keys has: by blocks of rows. Cold, by windows of row groups."""
@@ -169,6 +171,7 @@ def test_the_first_rows_of_seeds_and_epochs_are_any(world: World, cache: Any) ->
 # ---- priorities ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize(
     "options",

@@ -56,6 +56,7 @@ def collected(reader: Any) -> SampleBatch:
     return SampleBatch({name: np.concatenate([b[name] for b in found]) for name in found[0]})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["vector", "image", "stack"])
 def test_an_epoch_gives_every_transition_once(tmp_path: Path, kind: str) -> None:
     store = ReplayStore.open(record(tmp_path, kind=kind))
@@ -68,6 +69,7 @@ def test_an_epoch_gives_every_transition_once(tmp_path: Path, kind: str) -> None
     assert not (np.diff(batch["eps_id"]) == 0).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["vector", "stack"])
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.each_value_once

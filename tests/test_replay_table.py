@@ -273,6 +273,7 @@ def test_rows_look_as_their_version_says() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_ring_forgets_the_rows_whose_frames_are_overwritten(rows: int) -> None:
     """Each append is an episode: the pool of frames is full before the ring has 40 rows."""

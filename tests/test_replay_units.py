@@ -162,6 +162,7 @@ def test_units_that_are_kept_up_are_those_of_a_store_that_looks_at_all_its_rows(
                     check_definition(store, options)
 
 
+@pytest.mark.further
 def test_an_append_and_a_draw_look_at_no_row_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what makes their cost that of the rows which come and go, however many there are."""
     looked: Counter[str] = Counter()
@@ -184,7 +185,7 @@ def test_an_append_and_a_draw_look_at_no_row_again(monkeypatch: pytest.MonkeyPat
         sampler.sample()
         looked.clear()
         appended = 0
-        for _ in range(30):
+        for _ in range(15):
             before = sum(table.head for table in store.tables.values())
             store.append(world.batch())
             appended += sum(table.head for table in store.tables.values()) - before
@@ -208,6 +209,7 @@ def held(*objects: Any) -> int:
     return sum(map(sys.getsizeof, seen.values()))
 
 
+@pytest.mark.further
 def test_a_store_that_is_full_keeps_nothing_of_rows_that_it_has_forgotten() -> None:
     """Whatever is drawn, and if nothing is: rows that were there before take no memory."""
     for kind, joint in (("stack", False), ("vector", True)):
@@ -219,7 +221,7 @@ def test_a_store_that_is_full_keeps_nothing_of_rows_that_it_has_forgotten() -> N
         samplers = [store.uniform(seed=0, batch_size=2, **draw) for draw in options]
         sizes = []
         for _ in range(4):
-            for _ in range(35):
+            for _ in range(20):
                 store.append(world.batch())
                 for sampler in samplers[::3]:  # Others wait until the end.
                     sampler.sample()

@@ -145,6 +145,7 @@ _SEEDS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seeds", _SEEDS)
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "follow", "store"])
 def test_requests_that_fail_or_are_late_change_no_row_and_no_order(
@@ -213,6 +214,7 @@ def test_a_damaged_shard_that_is_mended_is_read_by_the_next_call() -> None:
         assert rows == read_through(reader)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["in order", "follow"])
 def test_shards_that_are_compacted_away_meanwhile_are_read_where_their_rows_are(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +262,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["in order", *further("shuffled", "follow")])
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_reader_that_is_left_in_the_middle_keeps_no_thread_and_no_memory(kind: str, closes: bool) -> None:
@@ -497,6 +500,7 @@ def test_a_local_disk_and_memory_have_no_plans_and_no_threads(uri: str, tmp_path
         assert not request_threads()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seeds", [range(2), *further(*(range(n, n + 33) for n in range(2, 101, 33)))])
 def test_rows_that_pass_a_filter_are_the_same_whatever_requests_do(seeds: range) -> None:
     path = record(width=2000)  # Larger than what comes with a footer.
@@ -594,6 +598,7 @@ def test_a_follower_requests_each_shard_once_however_it_came() -> None:
     assert set(shards.values()) == {1}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [3, 2000])
 def test_a_follower_decodes_short_shards_together_and_serves_each_by_itself(
     width: int, monkeypatch: pytest.MonkeyPatch
@@ -630,9 +635,10 @@ def test_a_damaged_shard_among_short_ones_is_lost_alone_to_a_follower() -> None:
     ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["in order", *further("follow")])
 def test_a_reader_plans_few_requests_anew_at_each_shard(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards, asked = 400, list[Any]()
+    shards, asked = 160, list[Any]()
     path = record(shards=shards, width=2000)
 
     def counted(*about: Any) -> Any:
@@ -723,6 +729,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "seeds"), SEEDS)
 def test_files_of_others_whose_requests_fail_or_are_late_give_the_same_rows(kind: str, seeds: range) -> None:
     path = files_of(kind)
@@ -735,6 +742,7 @@ def test_files_of_others_whose_requests_fail_or_are_late_give_the_same_rows(kind
             assert read_steps(reader) == ALL_STEPS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_of_others_are_fetched_side_by_side(kind: str) -> None:
     path, watch = files_of(kind), Watch()
@@ -782,6 +790,7 @@ def test_a_reader_of_files_that_is_left_in_the_middle_keeps_no_thread_and_no_mem
         tracemalloc.stop()
 
 
+@pytest.mark.further
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("kind", ["npz", *further("parquet", "json")])
 def test_a_forked_child_goes_on_with_files_of_its_own(kind: str) -> None:
@@ -825,6 +834,7 @@ def test_a_file_that_was_replaced_or_removed_after_the_listing_is_read_as_it_is(
     opened.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "npz"])
 def test_a_file_that_is_mended_after_an_error_is_read_by_the_next_call(kind: str) -> None:
     path, store = files_of(kind), MemoryFileSystem()
@@ -910,6 +920,7 @@ def test_footers_of_large_parquet_files_are_fetched_side_by_side(monkeypatch: py
     assert len(opened.seen) == FILES
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("seeds", [range(2), *further(range(2, 40))])
 def test_large_parquet_files_whose_requests_fail_give_the_same_rows(
     seeds: range, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ import rlio
 from rlio import resolve
 from rlio.batch import SampleBatch, concat_samples
 from rlio.errors import DataNotFound, OptionError, UnknownName
+from rlio.formats.place import Recognised
 from rlio.reader import InputReader
 from rlio.readers.dataset_reader import DatasetReader
 from rlio.readers.json_reader import JsonReader
@@ -46,7 +47,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any, dic
             return MixedInput
 
         def make(inputs: Any, **options: Any) -> InputReader:
-            calls.append((place.rpartition(":")[2], inputs, options))
+            given = inputs.inputs if isinstance(inputs, Recognised) else inputs
+            calls.append((place.rpartition(":")[2], given, options))
             return Counting(None)
 
         return make
@@ -139,6 +141,7 @@ def test_a_creator_that_gives_no_reader_raises_and_is_named() -> None:
 # ---- inputs: paths ----
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("files", "value", "kind"),
     [
@@ -202,6 +205,7 @@ def test_workers_get_disjoint_shards_and_their_seed(opened: list[tuple[str, Any,
     ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("files", "value", "error", "message"),
     [
@@ -371,6 +375,7 @@ def test_a_word_of_rllib_that_is_no_output_makes_no_folder(word: str) -> None:
     assert isinstance(resolve_output(word, IOContext()), NoopOutput)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("word", "what"), [("dataset", "files of Ray Data"), ("logdir", "of an output")])
 def test_a_word_of_rllib_that_is_no_input_is_explained(word: str, what: str) -> None:
     with pytest.raises(DataNotFound, match=what):
@@ -415,6 +420,7 @@ def test_json_lines_are_read_and_mixed_with_a_data_set() -> None:
         assert [mix.sample()["t"].tolist() for _ in range(3)] == [[1, 2, 11], [3, 4, 12], [5, 1, 13]]
 
 
+@pytest.mark.further
 def test_resolving_imports_only_what_is_used(tmp_path: Path) -> None:
     code = (
         "import sys, rlio\n"

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from further import further
+from further import some
 from test_ranks import MAPPING, WHOLE, episodes, table
 
 import rlio
@@ -97,15 +97,6 @@ READERS: dict[str, Callable[[dict[str, str]], Make]] = {
     ),
 }
 SEEDED = [name for name in READERS if not {"recorded", "order", "function", "recording"} & set(name.split())]
-#: `make test` reads each source in one of the ways; all ways are in the first test.
-AGAIN = (
-    "windows",
-    "a permutation on disk",
-    "Minari without a store",
-    "D4RL",
-    "others' Parquet without a store",
-)
-EACH_SOURCE = [further(name)[0] if name in AGAIN else name for name in READERS]
 
 
 def reals(batch: Any) -> list[float]:
@@ -137,7 +128,8 @@ def loaded(make: Make, state: Any, **options: Any) -> Any:
     return reader
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some(2, READERS, start=1))
 def test_a_state_loads_with_another_batch_size(roots: dict[str, str], name: str) -> None:
     make = READERS[name](roots)
     state, rest = saved(make)
@@ -147,7 +139,8 @@ def test_a_state_loads_with_another_batch_size(roots: dict[str, str], name: str)
     assert order(rest_of(loaded(make, state, batch_size=9))) == order(rest)
 
 
-@pytest.mark.parametrize("name", EACH_SOURCE)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some(2, READERS))
 def test_a_state_loads_with_more_epochs_and_not_beyond_the_end_of_fewer(
     roots: dict[str, str], name: str
 ) -> None:
@@ -176,6 +169,7 @@ def test_a_state_loads_with_more_epochs_and_not_beyond_the_end_of_fewer(
     endless.close()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("epochs", [0, -1, 1.5, "2", True, []])
 def test_a_state_whose_epochs_are_no_number_is_refused(roots: dict[str, str], epochs: Any) -> None:
     make = READERS["recorded order"](roots)
@@ -185,7 +179,8 @@ def test_a_state_whose_epochs_are_no_number_is_refused(roots: dict[str, str], ep
         loaded(make, state)
 
 
-@pytest.mark.parametrize("name", EACH_SOURCE)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some(2, READERS, start=1))
 def test_a_state_loads_with_the_columns_in_another_order_and_not_with_others(
     roots: dict[str, str], name: str
 ) -> None:
@@ -199,7 +194,8 @@ def test_a_state_loads_with_the_columns_in_another_order_and_not_with_others(
         loaded(make, state, columns=["rewards"])
 
 
-@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some(2, SEEDED))
 def test_the_seed_of_a_state_counts_unless_another_is_given(roots: dict[str, str], name: str) -> None:
     make = READERS[name](roots)
     state, rest = saved(make, seed=3)

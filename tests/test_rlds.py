@@ -249,6 +249,7 @@ def parts_of(source: Any, number: int, size: int) -> rlio.SampleBatch:
     return rlio.concat_samples(parts)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("root", [COUNTS, PARTS])
 @pytest.mark.parametrize("last_step", ["observation", "action"])
 def test_parts_of_an_episode_are_the_rows_of_the_whole(root: Path, last_step: str) -> None:
@@ -337,6 +338,7 @@ def test_a_long_episode_whose_sum_is_wrong_gives_no_part(
         all_rows(root)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
 def test_whole_numbers_come_back_at_the_bounds_of_their_dtype_and_not_beyond(
     dtype: str, tmp_path: Path
@@ -485,6 +487,7 @@ def test_forged_sizes_are_refused_before_anything_is_allocated(tmp_path: Path) -
     assert Example.of(many, DEFAULT_LIMITS).features == {}
 
 
+@pytest.mark.further
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_records_that_are_changed_anywhere_raise_the_one_error_or_read_as_data(data: st.DataObject) -> None:

@@ -205,6 +205,7 @@ def test_files_with_unlike_columns_are_refused_when_they_are_opened(unlike: Path
     assert caught.value.column in {"q_values", "action_logp", "new_obs", "truncateds"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_columns_that_all_files_have_are_served_and_truncateds_with_them(
     unlike: Path, shuffle: bool
@@ -505,6 +506,7 @@ def test_an_info_of_rllib_is_served_with_the_observation_that_it_came_with(tmp_p
         assert info in ({}, {"came_with": [episode, int(new_obs[0])]})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [{"batch_size": 3}, {"shuffle": True, "seed": 3, "batch_size": 2}, {"columns": ["infos", "eps_id", "t"]}],

@@ -64,6 +64,7 @@ ROWS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_a_json_recording_is_read_whole(name: str) -> None:
     with JsonReader(DATA / name, epochs=1) as reader:
@@ -73,6 +74,7 @@ def test_a_json_recording_is_read_whole(name: str) -> None:
     assert reader.skipped == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_batches_of_any_size_hold_the_same_rows(name: str) -> None:
     expected = own_rows(DATA / name)

@@ -262,6 +262,7 @@ def test_nan_observations_with_equal_bits_are_stored_once() -> None:
     assert stored_rows(root, "_new_obs") == 1
 
 
+@pytest.mark.further
 @settings(max_examples=15, deadline=None)
 @given(
     axis=st.sampled_from([0, 2]),
@@ -413,6 +414,7 @@ def test_time_major_batches_are_refused() -> None:
         store(batch)
 
 
+@pytest.mark.further
 @settings(max_examples=12, deadline=None)
 @given(
     writes=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=6), min_size=1, max_size=5),

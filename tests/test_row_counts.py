@@ -122,6 +122,7 @@ def test_served_and_skipped_rows_are_those_that_the_names_promise(
     assert 0 <= left <= (10 if kind == "sequences" else 2) * size if drop_last else left == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.each_value_once

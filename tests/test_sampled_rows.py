@@ -28,6 +28,7 @@ def test_each_way_to_sample_gives_the_rows_of_its_golden_hash() -> None:
     assert [way for way in WAYS if digest(way) != golden[way]] == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", [RandomPolicy, RemembersAgents])
 @pytest.mark.parametrize(
     "options",

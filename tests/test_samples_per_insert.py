@@ -38,6 +38,7 @@ def test_a_tenth_is_a_tenth() -> None:
     assert SamplesPerInsert(max=0.1).most_drawn(1001) == 100
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("least", [0.5, 8, *further(1, 2)])
 def test_equal_limits_are_those_of_reverb(least: float) -> None:
     """Its table inserts while inserts * spi - samples <= spi * min_size + buffer, and samples while >= ..."""

@@ -62,6 +62,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", OTHERS)
 def test_priorities_of_another_sampler_are_refused_and_the_message_says_what_differs(
     stored: ReplayStore, tmp_path: Path, name: str
@@ -206,6 +207,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("rows", ["stored", "live"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.each_value_once
@@ -263,6 +265,7 @@ def test_absent_priorities_are_not_found(stored: ReplayStore, tmp_path: Path) ->
         stored.prioritised(seed=0).load(tmp_path)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "absent"])
 @pytest.mark.parametrize("array", ["values", "maximum", "drawn"])
 def test_damaged_priorities_of_a_saved_store_are_an_error_of_the_state_and_its_rows_are_not_lost(

@@ -32,6 +32,7 @@ def rows_of(store: ReplayStore) -> Any:
     return store.units(Draw()).batch(np.arange(len(store)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [4, 3000])
 def test_a_ring_in_files_has_the_rows_of_one_in_memory(tmp_path: Path, width: int) -> None:
     with ReplayStore(100) as memory, ReplayStore(100, folder=tmp_path / "new" / "folder") as disk:

@@ -38,6 +38,7 @@ class TestEndlessShuffledReader(ReaderTests):
         """An endless shuffle has no pass to compare; the laws below look at windows."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n", [0, 1, 2, 10, 1000])
 def test_one_pass_gives_exactly_the_childs_batches_for_any_window(n: int) -> None:
     batches = list(ShuffledInput(Counting(2004, (2,)), n, seed=5))
@@ -82,6 +83,7 @@ def test_a_seed_from_the_os_is_logged_and_kept_in_the_state(caplog: pytest.LogCa
     assert numbers(list(restored)) == numbers(list(reader))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 1000])
 def test_a_shuffle_resumes_before_every_batch(n: int) -> None:
     for asked in (None, 1, 7):

@@ -77,6 +77,7 @@ def check_that_skipping_is_reading(root: str, steps: list[int], **options: Any) 
             assert one.state_dict() == other.state_dict()
 
 
+@pytest.mark.few(1)
 @settings(max_examples=3)
 @given(
     shuffle=st.booleans(),
@@ -108,6 +109,7 @@ def test_skipping_leads_where_reading_leads(
     )
 
 
+@pytest.mark.further
 @settings(max_examples=12)
 @given(
     shuffle=st.booleans(),
@@ -146,7 +148,9 @@ def rows_of_turns(root: str, readers: int, **options: Any) -> int:
     return rows
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.each_value_once
 def test_the_rows_of_readers_that_take_turns_add_up(stored: str, shuffle: bool) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 1 if shuffle else None, "epochs": 2}
     alone = rows_of_turns(stored, 1, batch_size=4, **options)

@@ -73,6 +73,10 @@ def shuffled(root: str, **options: Any) -> Iterator[Any]:
     yield from in_order(root, shuffle=True, seed=3, **options)
 
 
+def of_a_rank(root: str, **options: Any) -> Iterator[Any]:
+    yield from shuffled(root, shard=(1, 2), **options)
+
+
 def of_a_store(root: str, **options: Any) -> Iterator[Any]:
     with rlio.ReplayStore.open(root, **options) as store:
         with store.epochs(batch_size=7, epochs=1, shuffle=False) as reader:
@@ -82,7 +86,7 @@ def of_a_store(root: str, **options: Any) -> Iterator[Any]:
         yield store.skipped
 
 
-READ = [in_order, shuffled, of_a_store]
+READ = [in_order, shuffled, of_a_rank, of_a_store]
 
 
 def outcome(read: Callable[..., Iterator[Any]], root: str, **options: Any) -> list[Any]:
@@ -117,6 +121,7 @@ def together(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> tup
         return outcome(*args, **options), sizes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("read", READ)
 def test_short_shards_decoded_together_give_the_rows_of_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any
@@ -124,11 +129,50 @@ def test_short_shards_decoded_together_give_the_rows_of_each(
     root = write(tmp_path)
     found, sizes = together(monkeypatch, read, root)
     assert found == one_by_one(monkeypatch, read, root)
-    assert max(sizes) > 1
-    if read is not shuffled:
+    assert max(sizes) > (3 if read is of_a_rank else 4)  # A window has four shards. A rank reads half of all.
+    if read in (in_order, of_a_store):
         assert sum(sizes) == SHARDS * WRITERS
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("read", [in_order, shuffled])
+def test_intact_short_shards_are_still_decoded_together_if_others_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any
+) -> None:
+    root = write(tmp_path)
+    paths = shards(root)
+    for place in (5, 13):
+        flipped(paths[place], 40)
+    alone: list[str] = []
+    plain = ShardFile.read_group
+
+    def counted(self: ShardFile, *args: Any, **kwargs: Any) -> Any:
+        alone.append(self.uri)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(ShardFile, "read_group", counted)
+    (*_, skipped), _ = together(monkeypatch, read, root, on_error="skip")
+    assert skipped == 2 * ROWS
+    assert {str(paths[place]) for place in (5, 13)} <= set(alone)
+    # A damaged shard leaves at most two others alone: the first of what failed, and the rest of a window.
+    assert len(set(alone)) <= 2 * 3
+
+
+def test_a_reader_of_short_shards_resumes_inside_of_what_was_decoded_together(tmp_path: Path) -> None:
+    root = write(tmp_path)
+    options: dict[str, Any] = {"cache": "none", "shuffle": True, "seed": 3, "batch_size": 7, "epochs": 2}
+    with rlio.DatasetReader(root, **options) as reader:
+        states, batches = [], []
+        for batch in reader:
+            batches.append(bits_of(batch))
+            states.append(reader.state_dict())
+    with rlio.DatasetReader(root, **options) as reader:
+        for number in (*range(0, len(states), 5), 1):
+            reader.load_state_dict(states[number])
+            assert [bits_of(batch) for batch in reader] == batches[number + 1 :]
+
+
+@pytest.mark.further
 def test_shards_of_other_columns_or_dtypes_are_not_decoded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,9 +201,11 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("damage", first(2, DAMAGE))
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.each_value_once
 def test_one_damaged_shard_among_short_ones_costs_its_own_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any, damage: str, on_error: str
 ) -> None:
@@ -231,6 +277,7 @@ def test_attributes_of_short_written_batches_come_with_their_rows(
     assert found == [*map(float, range(SHARDS))] == one_by_one(monkeypatch, updates, str(tmp_path))
 
 
+@pytest.mark.further
 def test_a_trimmed_shard_and_its_neighbours_give_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +314,7 @@ def infos_and_times(root: Path) -> str:
     return str(root)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["numbers", "infos and times"])
 def test_a_shuffle_opens_no_shard_before_those_of_its_window(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +349,7 @@ def numbers(root: Path) -> str:
     return str(root)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("damage", [None, *further(*DAMAGE)])
 @pytest.mark.parametrize("stated", [3, *further(2, 64)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,30 @@ def test_a_copy_serves_the_same_rows_and_takes_the_same_snapshots_and_states(tmp
                 assert head + [t for b in reader for t in b["t"].tolist()] == list(range(5, 20))
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_pickled_data_set_requests_nothing_but_its_rows(
+    pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fresh_root()
+    grow(root, A, 0, 5)
+    grow(root, B, 0, 4)
+    data = open_dataset(root)
+    if pinned:
+        data = data.refresh(at=data.snapshot())
+    schemas = data.schemas
+    text = pickle.dumps(data)
+    expected = rows_of(root)
+    grow(root, A, 5, 2)
+    asked: list[str] = []
+    for name in ("list", "read"):
+        monkeypatch.setattr(Storage, name, lambda self, path="", **_: asked.append(path))
+    again = pickle.loads(text)
+    assert rows_of(again, shuffle=False) == expected
+    assert again.schemas == schemas
+    assert again.pinned is pinned
+    assert asked == []
+
+
 def test_refresh_lists_again_and_keeps_a_snapshot() -> None:
     root = fresh_root()
     grow(root, A, 0, 5)
@@ -412,6 +437,7 @@ def test_a_shuffled_order_cannot_go_on_and_says_why() -> None:
             list(reader)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_shard_that_is_gone_for_good_is_an_error_or_counted(shuffle: bool) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 1 if shuffle else None, "epochs": 1}

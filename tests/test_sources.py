@@ -212,9 +212,11 @@ def test_the_content_of_a_source_has_an_identity_apart_from_its_rows() -> None:
 # ---- short groups are read together ----
 
 
+@pytest.mark.few(2)
 @runs
 @both
 @pytest.mark.parametrize("size", [3, 5, 64])
+@pytest.mark.each_value_once
 def test_damage_among_groups_that_are_read_together_loses_its_group_alone(
     kind: str, files: type[Files], size: int
 ) -> None:

@@ -291,6 +291,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("described", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_description_that_wants_too_much_is_unsafe_data(described: Any) -> None:
     with pytest.raises(UnsafeData):

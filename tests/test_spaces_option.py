@@ -88,6 +88,7 @@ SOURCES: dict[str, Callable[[Path], tuple[Any, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_conversion_takes_spaces_and_stores_them(source: str, tmp_path: Path) -> None:
     src, options = SOURCES[source](tmp_path)
@@ -97,6 +98,7 @@ def test_a_conversion_takes_spaces_and_stores_them(source: str, tmp_path: Path) 
         rlio.convert(tmp_path / "to", tmp_path / "again", spaces=PAIR)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("file", ["d3rlpy/buffer.h5", "lerobot/v3.0", "tianshou/ring.hdf5"])
 def test_other_libraries_files_that_state_no_spaces_take_them(file: str) -> None:
     path = str(FORMATS / file)

@@ -156,6 +156,7 @@ def test_logs_and_spools_of_other_users_are_refused(tmp_path: Path) -> None:
         ParquetWriter(root, spool=spool)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["_wal", "_wal/w", "_wal/w/owner"])
 def test_links_in_place_of_a_log_are_not_followed(tmp_path: Path, place: str) -> None:
     victim, root = tmp_path / "victim", tmp_path / "root"
@@ -225,6 +226,7 @@ def test_a_second_writer_of_the_same_id_is_refused(tmp_path: Path) -> None:
     assert rows_of(tmp_path) == [0]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("times", [15, *further(40)])
 def test_writers_that_open_and_close_at_once_do_not_disturb_each_other(tmp_path: Path, times: int) -> None:
     """The last one that closes removes the folder of logs, which the next one is about to use."""

@@ -13,6 +13,7 @@ import earlier_states
 import fsspec
 import numpy as np
 import pytest
+from further import some
 from gymnasium.spaces import Box, Discrete
 from linear_policy import even_odd
 
@@ -82,6 +83,7 @@ ALL = ["policies/odd/state/generator", "policies/odd/state/weights", "policy_map
 ALL += ["global_vars/timestep", "position/reader", "metrics/episodes"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("make", "path"),
     [
@@ -110,6 +112,7 @@ def test_a_state_that_does_not_fit_changes_nothing(make: Any, path: str) -> None
     other.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [one_agent, two_agents])
 def test_rows_after_the_save_and_rows_after_the_restore_share_no_unroll_id(make: Any) -> None:
     """A run that crashes after its last save goes on from there: both kinds of rows are in its data set."""
@@ -196,7 +199,7 @@ def data() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("data")
-@pytest.mark.parametrize("name", earlier_states.READERS)
+@pytest.mark.parametrize("name", some(2, earlier_states.READERS, start=1))
 def test_a_reader_refuses_a_state_with_a_value_of_another_type(name: str) -> None:
     """`epoch: 1.5` was read as 1, and a `seed` of "x" was kept."""
     # Whole numbers or null; of either sign.

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from pettingzoo import AECEnv, ParallelEnv
@@ -303,6 +303,17 @@ def test_an_action_that_does_not_fit_is_refused_before_the_step() -> None:
     vector.step([1, 2])
     vector.close()
     assert (writer2.rows("actions"), writer2.rows("t")) == ([1, 2], [0, 0])
+
+
+@pytest.mark.parametrize("which", ["observation_space", "action_space"])
+@pytest.mark.parametrize("space", [Dict({}), Tuple(())], ids=str)
+def test_a_space_without_values_is_refused(space: gym.Space[Any], which: str) -> None:
+    env = Counts()
+    setattr(env, which, space)
+    with pytest.raises(SchemaError, match=r"has no values"):
+        rlio.RecordExperience(env, Kept())
+    with pytest.raises(SchemaError, match=r"has no values"):
+        rlio.RolloutWorker(lambda: env, RandomPolicy(), output=Kept())
 
 
 def test_a_flag_that_is_none_ends_the_episode_of_a_recorder() -> None:

@@ -81,6 +81,7 @@ OPERATIONS: dict[str, Callable[[Storage], object]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_whatever_a_client_raises_is_an_error_of_ours_with_its_place_and_cause(
     store: Ailing, operation: str
@@ -133,6 +134,7 @@ def steps(rows: int = 4) -> rlio.SampleBatch:
     return rlio.SampleBatch(t=np.arange(rows), obs=np.zeros((rows, 2), np.float32))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", [rlio.ParquetWriter, *further(rlio.JsonWriter)])
 def test_every_call_of_a_writer_without_a_log_raises_errors_of_ours(
     store: Ailing, kind: type[rlio.ParquetWriter]
@@ -207,6 +209,7 @@ def _others(storage: Storage, folder: Path) -> None:
     storage.put("other.hdf5", (folder / "a.hdf5").read_bytes())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", READERS)
 def test_every_call_of_a_reader_raises_errors_of_ours_and_an_outage_skips_no_row(
     store: Ailing, kind: str, tmp_path: Path

@@ -271,6 +271,7 @@ def settled(before: list[threading.Thread]) -> bool:
     return False
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("json", [False, True], ids=["parquet", "json"])
 @pytest.mark.parametrize("renames", [False, True], ids=["put", "rename"])
 @pytest.mark.parametrize("fault", ["before", "after", "torn"])
@@ -314,6 +315,7 @@ def test_whatever_call_of_a_writer_fails_its_error_is_clean_and_trying_again_sto
     assert refused > 0 if sticky else refused < n, "one failure is repaired by the next attempt, mostly"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("json", [False, True], ids=["parquet", "json"])
 @pytest.mark.parametrize("fault", ["before", "after"])
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "sticky"])

@@ -31,6 +31,7 @@ def drained(reader: DatasetReader) -> list[SampleBatch]:
         return [batch for batch in reader if isinstance(batch, SampleBatch)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -66,6 +67,7 @@ def test_recorded_order_from_a_store_is_that_of_the_shards(root: str) -> None:
     assert all(a.equals(b) for a, b in zip(stored, plain, strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.each_value_once
@@ -179,6 +181,7 @@ def test_sequences_and_steps_are_mixed_each_with_its_own(root: str) -> None:
         check_transitions(batch, lengths=LENGTHS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("turns", [(3, 3, 3), (1, 1, 4, 1), (2, 5, 2, 2, 2), (1,)])
 @pytest.mark.each_value_once

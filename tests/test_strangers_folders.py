@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from further import some
 
 import rlio
 from rlio.errors import CorruptData, DataNotFound, UnknownLayout, UnsafeData
@@ -164,7 +165,8 @@ def _strew(root: Path) -> None:
             shutil.copy(here / name, here / ".ipynb_checkpoints" / name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", some(2, KINDS))
 def test_litter_in_every_folder_is_ignored(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
     expected = _rows(folders[kind], kind)
     root = _copied(folders, kind, tmp_path / "data")
@@ -177,7 +179,8 @@ def test_litter_in_every_folder_is_ignored(folders: dict[str, Path], kind: str, 
     memory.rm(tmp_path.name, recursive=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", some(2, KINDS, start=1))
 def test_a_folder_whose_name_has_glob_characters_is_read(
     folders: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
@@ -217,7 +220,8 @@ def _linked(root: Path, store: Path) -> None:
         path.symlink_to(os.path.relpath(store / str(number), path.parent))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", some(2, KINDS))
 def test_links_within_a_root_are_followed(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
     expected = _rows(folders[kind], kind)
     root = _copied(folders, kind, tmp_path / "data")
@@ -238,7 +242,8 @@ def _in_hub(folder: Path, cache: Path, repository: str = "datasets--owner--name"
     return root
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", some(2, KINDS, start=1))
 def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(
     folders: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
@@ -300,7 +305,8 @@ def test_a_folder_of_blobs_that_is_a_link_itself_is_refused(folders: dict[str, P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.each_value_once
 def test_links_out_of_a_root_are_named_and_refused(
     folders: dict[str, Path], kind: str, on_error: str, tmp_path: Path
 ) -> None:
@@ -310,8 +316,10 @@ def test_links_out_of_a_root_are_named_and_refused(
         _rows(root, kind, on_error=on_error)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("on_error", ["skip", "raise"])
+@pytest.mark.each_value_once
 def test_pointers_of_git_lfs_are_named_and_never_skipped(
     folders: dict[str, Path], kind: str, on_error: str, tmp_path: Path
 ) -> None:
@@ -402,6 +410,7 @@ REFUSED = {
 @pytest.mark.parametrize("ending", REFUSED)
 @pytest.mark.parametrize("is_folder", [False, True])
 @pytest.mark.parametrize("mapping", [None, MAPPING])
+@pytest.mark.each_value_once
 def test_a_kind_of_file_that_is_not_read_is_refused_by_name(
     ending: str, is_folder: bool, mapping: rlio.Mapping | None, tmp_path: Path
 ) -> None:
@@ -530,6 +539,7 @@ def _described_lerobot(root: Path, folder: str, about: dict[str, Any] | None) ->
     return root
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("folder", "about", "found"),
     [

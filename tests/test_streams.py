@@ -73,6 +73,7 @@ def test_a_stream_begins_where_its_first_row_does_and_ends_as_its_last_one_says(
     assert table.streams.end == ["truncated", "open"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize("environments", [1, 7])
 def test_many_runs_are_entered_as_their_rows_one_by_one(environments: int, ids: bool) -> None:

@@ -90,6 +90,7 @@ def table_of(root: str) -> pa.Table:
 
 
 class TestStoredRows:
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
     @pytest.mark.parametrize("limit", [2000, *further(1, 1 << 23)])
     def test_rows_come_back_with_their_types(self, writer: Any, limit: int) -> None:
@@ -100,6 +101,7 @@ class TestStoredRows:
         assert_identical(load(root, batch_size=7), rows_of(33))
         assert {*kinds(root).values()} == {"scalar", "nested"}
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("cache", ["memory", "disk", "none"])
     def test_stores_draw_them(self, cache: Any, tmp_path: Path) -> None:
         store(rows_of(60), root=str(tmp_path))
@@ -110,8 +112,10 @@ class TestStoredRows:
         assert sorted(found["t"].tolist()) == list(range(60))
         assert_identical(found, rows_of(60)[found["t"]])
 
+    @pytest.mark.few(3)
     @pytest.mark.parametrize("name", SPACES)
     @pytest.mark.parametrize("layout", ["rows", "time"])
+    @pytest.mark.each_value_once
     def test_rows_that_fill_up_sequences_are_of_their_space(self, name: str, layout: Any) -> None:
         space, root = SPACES[name], fresh_root()
         obs = sampled(space, 7)
@@ -175,6 +179,7 @@ class TestStoredRows:
         assert found["words"][5] == ["a", "b"]
         assert found["sets"][5][0].tolist() == [0, 0]
 
+    @pytest.mark.few(4)
     @pytest.mark.parametrize("kind", ["sets", "words", "arrays"])
     @pytest.mark.parametrize("writer", [rlio.ParquetWriter, rlio.JsonWriter])
     def test_rows_that_are_changed_in_place_change_no_others(self, writer: Any, kind: str) -> None:
@@ -218,6 +223,7 @@ class TestStoredRows:
         assert same_objects(list(found["new_obs"][:10]), list(made[1:11]))
         assert found["new_obs"][10].nodes.shape == (0, 2)
 
+    @pytest.mark.few(4)
     @pytest.mark.parametrize(
         ("column", "row", "what"),
         [
@@ -314,6 +320,7 @@ class TestStoredRows:
 
 
 class TestSpaces:
+    @pytest.mark.few(3)
     @pytest.mark.parametrize("name", SPACES)
     def test_values_of_a_space_are_stored_by_its_structure_and_come_back(self, name: str) -> None:
         space = SPACES[name]
@@ -420,6 +427,7 @@ class TestRecorders:
         [("a", "b"), ("c",), ("d", "e")],
     )
 
+    @pytest.mark.few(4)
     @pytest.mark.parametrize("given", GIVEN, ids=["texts", "bytes", "lists", "tuples"])
     @pytest.mark.parametrize("count", [None, 2])
     def test_texts_given_to_record_are_not_cut_to_the_first(

@@ -75,6 +75,7 @@ def test_in_a_pipe_a_table_is_as_wide_as_it_must_be_and_a_row_is_a_line() -> Non
         assert [cell.strip() for cell in line.split("│")[1:-1]] == row
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("columns", [20, 80])
 def test_on_a_narrow_terminal_every_heading_and_number_is_there(columns: int) -> None:
     text = on_a_terminal(columns)

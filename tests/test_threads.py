@@ -76,6 +76,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.mark.further
 def test_eight_threads_ask_a_store_that_is_being_built(root: str, go_on: threading.Event) -> None:
     """Three of four got an AttributeError: the first to wake up took the builder away from the others."""
     for _ in range(4):
@@ -106,6 +107,7 @@ WAITING: dict[str, Callable[[ReplayStore], Callable[[], object]]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("name", first(2, WAITING))
 def test_a_fork_does_not_wait_for_a_store_that_is_being_built(
@@ -146,6 +148,7 @@ BUILDING: dict[str, Callable[[str, ReplayStore], InputReader]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("ended_by", ["interrupt", "close"])
 @pytest.mark.parametrize("name", BUILDING)
@@ -302,6 +305,7 @@ def bytes_of(batch: Any) -> tuple[bytes, ...]:
     return tuple(batch[name].tobytes() for name in sorted(batch))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", [None, *further(5)])
 @pytest.mark.parametrize(
     "name",
@@ -543,6 +547,7 @@ ENDLESS: dict[str, Callable[[str], InputReader]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("ended_by", ["interrupt", "close"])
 @pytest.mark.parametrize("name", ENDLESS)
@@ -592,6 +597,57 @@ def test_prefetching_ends_while_its_reader_waits(root: str, monkeypatch: pytest.
         assert in_a_thread(lambda: end(batches)).result() is None  # noqa: B023
         assert [type(each.result()) for each in waiting] == [ClosedError] * THREADS
         in_a_thread(batches.close).result()
+
+
+def late_readers(over: threading.Event) -> dict[str, Any]:
+    """Readers whose `close` waits, as for a thread in a request that the store does not answer."""
+
+    class Late(InputReader):
+        def _next(self) -> Any:
+            return rlio.SampleBatch(t=np.arange(3))
+
+        def _close(self) -> None:
+            begun.set()
+            over.wait(60)
+
+    begun = threading.Event()
+    return {"begun": begun, "a reader": Late(), "a mixture": rlio.MixedInput([(Late(), 1)], batch_size=2)}
+
+
+@pytest.mark.parametrize("name", ["a reader", "a mixture", "prefetched", "a loader"])
+def test_a_sample_that_waits_for_its_turn_ends_while_its_reader_is_being_closed(
+    root: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` has its turn, and may wait for long: a store that hangs is waited for."""
+    over = threading.Event()
+    late = late_readers(over)
+    if name in late:
+        reader, begun = late[name], late["begun"]
+        take = reader.sample
+    else:
+        begun = threading.Event()
+        if name == "prefetched":
+            reader, end = rlio.torch.prefetch(stored(root, cache="none")), "_go_back"
+        else:
+            data = rlio.torch.ReplayDataset(root, batch_size=7, cache="none", shuffle=False)
+            reader, end = data.loader(), "_stop"
+        plain = getattr(reader, end)
+
+        def slowly(*args: Any) -> None:
+            begun.set()
+            over.wait(60)
+            plain(*args)
+
+        take = lambda: next(reader)  # noqa: E731
+        take()
+        monkeypatch.setattr(reader, end, slowly)
+    closing = in_a_thread(reader.close)
+    assert begun.wait(60)
+    waiting = [in_a_thread(take) for _ in range(2)]
+    assert [type(each.result()) for each in waiting] == [ClosedError] * 2
+    assert closing.is_running()
+    over.set()
+    assert closing.result() is None
 
 
 # ---- runners and workers ----
@@ -733,6 +789,7 @@ def test_eight_threads_share_prefetched_batches(root: str) -> None:
         assert other.sample()["t"].tolist() == expected[-1]  # type: ignore[index]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("workers", [0, *further(2)])
 def test_eight_threads_share_the_batches_of_a_loader(root: str, workers: int) -> None:
     with stored(root, cache="none") as twin:
@@ -747,9 +804,10 @@ def test_eight_threads_share_the_batches_of_a_loader(root: str, workers: int) ->
         assert isinstance(waiting.result(), ClosedError)
 
 
+@pytest.mark.further
 def test_eight_threads_iterate_one_data_set_of_torch(root: str) -> None:
     """Two of them got the reader that was kept for the next iteration, and half of the batches each."""
-    dataset = rlio.torch.ReplayDataset(root, batch_size=7, epochs=1, shuffle=True, seed=0, cache="none")
+    dataset = rlio.torch.ReplayDataset(root, batch_size=19, epochs=1, shuffle=True, seed=0, cache="none")
     expected = [batch["t"].tolist() for batch in dataset]
     for _ in range(2):
         dataset._rest()
@@ -758,6 +816,7 @@ def test_eight_threads_iterate_one_data_set_of_torch(root: str) -> None:
         assert results == [expected] * THREADS
 
 
+@pytest.mark.further
 def test_eight_threads_take_rows_and_episodes_of_a_data_set(root: str) -> None:
     """All calls share the row group that was decoded last."""
     data = rlio.open_dataset(root)
@@ -801,6 +860,7 @@ WRITERS: dict[str, Callable[[Path], rlio.OutputWriter]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WRITERS)
 def test_eight_threads_write_to_one_writer_and_each_row_is_there_once(tmp_path: Path, name: str) -> None:
     writer = WRITERS[name](tmp_path / "set")
@@ -826,6 +886,7 @@ def test_eight_threads_write_to_one_writer_and_each_row_is_there_once(tmp_path: 
         writer.write(rlio.SampleBatch(t=np.arange(1)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_writer_that_is_closed_ends_the_writes_of_eight_threads(tmp_path: Path, name: str) -> None:
     writer = WRITERS[name](tmp_path / "set")
@@ -934,6 +995,7 @@ def test_a_recorder_refuses_a_step_beside_a_step(tmp_path: Path, kind: str) -> N
     assert len(rlio.open_dataset(tmp_path / "set")) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", RECORDERS)
 def test_eight_threads_step_one_recorder_and_what_was_not_refused_is_recorded(
     tmp_path: Path, kind: str
@@ -968,6 +1030,7 @@ def test_eight_threads_step_one_recorder_and_what_was_not_refused_is_recorded(
 # ---- forks, copies ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize("name", ["a function", "asynchronous", *further("a plug-in", "a worker of a loop")])
 def test_a_child_does_not_wait_for_a_call_that_a_thread_of_its_parent_was_in(root: str, name: str) -> None:

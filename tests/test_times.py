@@ -72,6 +72,7 @@ def found(root: Path) -> list[tuple[Any, Any, Any]]:
     return [(info.eps_id, info.began, info.written) for info in infos]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("ids", [(1, 2), ("1", "2")])
 @pytest.mark.each_value_once

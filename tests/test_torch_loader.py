@@ -35,6 +35,7 @@ from rlio import DatasetReader, MultiAgentBatch, Roll, SampleBatch
 from rlio.batch import Batch
 from rlio.errors import ClosedError, CorruptData, EndOfData, MissingExtra, OptionError, StateError
 from rlio.reader import InputReader, JsonState
+from rlio.storage.filesystem import Storage
 from rlio.testing import assert_resumes, assert_same
 from rlio.torch import ReplayDataset
 
@@ -164,6 +165,7 @@ class Ranks:
 
 @pytest.mark.usefixtures("workers_here")
 class TestElastic:
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("workers", [0, 1, *further(2, 4)])
     @pytest.mark.parametrize("world", [1, 2, *further(3, 8)])
     @pytest.mark.each_value_once
@@ -196,6 +198,7 @@ class TestElastic:
         else:
             assert found == expected
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("workers", [1, 2, 3, *further(20)])
     @pytest.mark.parametrize(
         "options", [{}, SHUFFLED, {"drop_last": True}, {**SHUFFLED, "epochs": 3}], ids=str
@@ -209,6 +212,7 @@ class TestElastic:
             assert delivered(loader) == read(root, **options)
             assert delivered(loader) == []
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize(
         "options",
         [
@@ -250,6 +254,7 @@ class TestElastic:
                 assert next(loader)["t"].tolist() == reader.sample()["t"].tolist()
                 assert loader.state_dict() == reader.state_dict()
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("workers", [0, 3])
     def test_sequences_and_joint_steps_come_whole(self, workers: int) -> None:
         lens = np.arange(1, 11, dtype=np.int32)
@@ -266,6 +271,7 @@ class TestElastic:
         assert flat(batch["a"]["t"].tolist() for batch in found) == t.tolist()
         assert flat(batch["b"]["t"].tolist() for batch in found if "b" in batch) == t[10:].tolist()
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("workers", [0, 1, 3])
     def test_damage_that_is_skipped_moves_no_batch(self, workers: int) -> None:
         with group_bytes(100):
@@ -290,6 +296,7 @@ class TestElastic:
                 loader.load_state_dict(reader.state_dict())
             assert delivered(loader) == expected[6:]
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_second_loop_goes_on_where_the_first_was_left(self, root: str, workers: int) -> None:
         with ReplayDataset(root, batch_size=4, epochs=1).loader(num_workers=workers) as loader:
@@ -300,6 +307,7 @@ class TestElastic:
                     break
             assert first + delivered(loader) == read(root, batch_size=4, epochs=1)
 
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("workers", [0, 2])
     def test_after_an_error_the_batch_comes_again(self, root: str, workers: int) -> None:
         flaky = Flaky()
@@ -315,6 +323,28 @@ class TestElastic:
             finally:
                 Flaky.well = False
         assert found == read(root, batch_size=4, epochs=1)
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_workers_do_not_list_what_was_listed_at_opening(
+        self, root: str, several: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        roots: Any = [root, fresh_root()] if several else root
+        if several:
+            store(numbered(5, ROWS), root=roots[1])
+        dataset = ReplayDataset(roots, batch_size=4, epochs=1, cache="none", storage_options={})
+        asked: list[str] = []
+        for name in ("list", "read"):
+            real = getattr(Storage, name)
+
+            def counted(self: Storage, path: str = "", *, _real: Any = real, **options: Any) -> Any:
+                asked.append(path)
+                return _real(self, path, **options)
+
+            monkeypatch.setattr(Storage, name, counted)
+        for _ in range(2):
+            found = delivered(dataset.loader(num_workers=2))
+            assert sorted(flat(found)) == list(range(ROWS + 5 * several))
+        assert asked == []
 
     def test_a_seed_that_was_drawn_is_that_of_all_workers_and_of_the_state(self, root: str) -> None:
         dataset = ReplayDataset(root, batch_size=4, epochs=1, shuffle=True)
@@ -869,6 +899,7 @@ def threads() -> list[threading.Thread]:
 
 
 class TestPrefetch:
+    @pytest.mark.few(1)
     @pytest.mark.parametrize("depth", [1, 3])
     @pytest.mark.parametrize("n", [None, 3])
     @pytest.mark.each_value_once
@@ -978,6 +1009,7 @@ class TestPrefetch:
         assert [int(value) for value in sums] == [2 * number for number in range(500)]
 
 
+@pytest.mark.further
 def test_importing_rlio_does_not_import_torch() -> None:
     code = "import sys, rlio; rlio.DatasetReader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -146,6 +146,7 @@ def test_actions_are_drawn_in_every_space_with_their_probability(space: Any) -> 
             assert all(leaf.space.contains(value.astype(leaf.dtype)) for value in values)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("space", ACTIONS[:4], ids=str)
 def test_probabilities_of_all_choices_add_up_to_one_and_draws_follow_them(space: Any) -> None:
     distribution = distribution_for(space)

@@ -191,6 +191,7 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception]]] = [
 ]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_forged_descriptions_are_refused(number: int, tmp_path: Path) -> None:
     path, fields, error = WRONG[number]

@@ -27,6 +27,7 @@ def numbers(root: str) -> list[int]:
     return load(root)["t"].tolist() if len(data) else []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", [0, 1, 3, 4, 11, 12])
 @pytest.mark.each_value_once
@@ -60,6 +61,7 @@ def test_trimming_again_changes_nothing_and_trimming_less_brings_nothing_back() 
     assert rlio.maintenance.trim(root, before={"w0": 10}).rows == 3
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("row", range(1, 12))
 def test_a_late_retry_of_a_trimmed_shard_brings_no_row_back(row: int) -> None:
     root = store_small(*pieces(numbered(12), 3))
@@ -133,6 +135,7 @@ def test_a_reader_that_has_listed_before_a_trim_says_what_is_gone() -> None:
         rlio.open_dataset(root, at=snapshot)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -176,6 +179,7 @@ def aged(root: Path, times: dict[tuple[str, int], float]) -> None:
             os.utime(path, (times[path.parent.name, name.first],) * 2)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("keep", range(13))
 def test_the_newest_rows_of_all_writers_are_kept(tmp_path: Path, keep: int) -> None:
     root = str(tmp_path)

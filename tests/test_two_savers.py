@@ -162,6 +162,7 @@ def tidy(folder: Path) -> None:
 # ---- what comes between two calls ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "start"), POINTS)
 def test_a_save_between_any_two_calls_of_another_leaves_one_whole_save(
     tmp_path: Path, kind: str, start: int, caplog: pytest.LogCaptureFixture
@@ -190,6 +191,7 @@ def test_a_save_between_any_two_calls_of_another_leaves_one_whole_save(
     assert not [one for one in caplog.records if "rows wait" not in one.msg]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "start"), POINTS)
 def test_a_load_between_any_two_calls_of_a_save_finds_one_whole_save(
     tmp_path: Path, kind: str, start: int
@@ -207,6 +209,7 @@ def test_a_load_between_any_two_calls_of_a_save_finds_one_whole_save(
     assert {each % 2 for each in found} == {0, 1}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", STRIDES)
 def test_saves_between_any_two_calls_of_a_load_do_not_break_it(tmp_path: Path, kind: str) -> None:
     save, load = LOCAL[kind]
@@ -225,6 +228,7 @@ def test_saves_between_any_two_calls_of_a_load_do_not_break_it(tmp_path: Path, k
     assert point > 5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", REMOTE)
 @pytest.mark.parametrize("what", ["save", "load"])
 def test_what_comes_between_two_requests_of_a_save_leaves_one_whole_save(kind: str, what: str) -> None:
@@ -332,6 +336,7 @@ def test_a_store_is_saved_into_a_folder_with_other_files(tmp_path: Path) -> None
 # ---- processes ----
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("kind", ["checkpoint", *further("worker")])
 def test_processes_that_save_and_load_at_once_leave_and_find_whole_saves(tmp_path: Path, kind: str) -> None:
     save, load = LOCAL[kind]
@@ -390,6 +395,7 @@ def test_what_a_killed_saver_left_is_removed_by_the_next_save(tmp_path: Path, ki
 # ---- calls that fail ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "start"), POINTS)
 def test_a_save_that_fails_leaves_the_earlier_one(tmp_path: Path, kind: str, start: int) -> None:
     save, load = LOCAL[kind]
@@ -464,6 +470,7 @@ def test_savers_and_loaders_of_a_real_store_find_one_whole_save(
 # ---- names ----
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "name",
     [

@@ -189,6 +189,7 @@ SOUND: dict[str, Callable[[], Batch]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.each_value_once
@@ -403,6 +404,7 @@ DAMAGE: dict[str, tuple[str, Callable[[str], Any], list[str], int]] = {
 }
 
 
+@pytest.mark.few(10)
 @one_process
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_of_each_kind_is_found_under_its_code_and_nothing_else_is(name: str) -> None:
@@ -415,6 +417,7 @@ def test_damage_of_each_kind_is_found_under_its_code_and_nothing_else_is(name: s
     )
 
 
+@pytest.mark.further
 def test_codes_do_not_depend_on_the_words_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = RlioError.__init__
 
@@ -459,6 +462,7 @@ QUICK = {
 SLOW = {"a flipped row group", "a damaged line"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(QUICK | SLOW))
 def test_quick_finds_what_needs_no_rows_and_reads_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, plant, expected, _ = DAMAGE[name]
@@ -537,6 +541,7 @@ def test_every_bit_flip_in_a_footer_is_found(flips: int) -> None:
         assert report.total.live == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
 @pytest.mark.parametrize("flips", [40, *further(150)])
 def test_every_bit_flip_and_every_truncation_across_a_shard_is_found(kind: str, flips: int) -> None:
@@ -567,6 +572,7 @@ def served(root: str) -> int:
         return sum(map(len, reader))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "json", "zstd"])
 @pytest.mark.parametrize("seed", first(4, range(12)))
 @pytest.mark.each_value_once

@@ -46,6 +46,7 @@ EXITS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", first(3, EXITS))
 def test_exit_codes_tell_errors_and_with_strict_warnings(name: str) -> None:
     kind, plant, _, _ = DAMAGE[name]
@@ -55,6 +56,7 @@ def test_exit_codes_tell_errors_and_with_strict_warnings(name: str) -> None:
     assert run(root, "--json").exit_code == EXITS[name][0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "arguments",
     [["nowhere"], ["--level", "deep"], ["--no-such-option"], [], ["--limit", "0"], ["nosuch://x/y"]],

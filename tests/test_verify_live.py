@@ -54,6 +54,7 @@ def killed(root: Path, make: Any = ParquetWriter, **options: Any) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.few(1)
 @needs_logs
 @pytest.mark.parametrize("make", [ParquetWriter, JsonWriter])
 def test_rows_in_the_log_of_a_dead_writer_wait_and_repair_stores_them(tmp_path: Path, make: Any) -> None:
@@ -188,6 +189,7 @@ def collect(storage: Storage) -> None:
                 storage.remove(ref.path)
 
 
+@pytest.mark.further
 def test_verify_beside_writers_compaction_and_collection_finds_nothing_wrong(tmp_path: Path) -> None:
     root = str(tmp_path / "run")
     ParquetWriter(root, writer_id="w0", spool=None).close()

@@ -194,8 +194,10 @@ DAMAGE: dict[str, Callable[[str], object]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("made", ROOTS)
 @pytest.mark.parametrize("damage", first(4, DAMAGE))
+@pytest.mark.each_value_once
 def test_a_report_is_the_same_however_shards_are_read(
     made: str, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +235,7 @@ OPPOSITE: dict[str, Callable[[str, str], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("opposite", OPPOSITE)
 def test_two_opposite_errors_in_neighbours_are_both_named(
     opposite: str, monkeypatch: pytest.MonkeyPatch
@@ -303,6 +306,7 @@ FORGED: dict[str, Callable[[pytest.MonkeyPatch, list[str]], None]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("forged", FORGED)
 def test_two_opposite_errors_under_right_checksums_are_both_named(
     forged: str, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ TIME: dict[str, tuple[list[SampleBatch], list[tuple[str, int]]]] = {
 }
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", TIME)
 @pytest.mark.each_value_once
@@ -176,6 +177,7 @@ def test_more_episodes_than_memory_should_hold_are_forgotten_and_that_is_said(
 # ---- values ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("column", ["obs", "new_obs", "actions", "rewards"])
 @pytest.mark.parametrize(("value", "code"), [(np.nan, "nan"), (np.inf, "infinite"), (-np.inf, "infinite")])

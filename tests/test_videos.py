@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
 import shutil
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,7 @@ def references(root: Path) -> set[str]:
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_videos_of_lerobot_are_the_same_files_in_rlio_and_back(
     version: str, sets: dict[str, Path], tmp_path: Path
@@ -101,6 +104,7 @@ def test_videos_of_lerobot_are_the_same_files_in_rlio_and_back(
         assert back == files
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_frames_of_kept_videos_are_those_of_their_rows(version: str, sets: dict[str, Path]) -> None:
     source, root = sets[version], sets[f"{version} in rlio"]
@@ -117,6 +121,7 @@ def test_frames_of_kept_videos_are_those_of_their_rows(version: str, sets: dict[
     assert all_rows(source, shuffle=False)["obs"]["left"].tolist() == found["obs"]["left"].tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rows_in_any_order_have_their_frames(version: str, sets: dict[str, Path]) -> None:
     root = sets[f"{version} in rlio"]
@@ -143,6 +148,7 @@ def places() -> list[tuple[int, int]]:
     return [(episode, t) for episode, steps in enumerate(LENGTHS) for t in range(steps)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
@@ -256,6 +262,7 @@ def test_videos_in_remote_stores_and_zip_files_are_kept(sets: dict[str, Path], t
 # ---- what is stored ----
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [rlio.ParquetWriter, rlio.JsonWriter])
 def test_a_writer_stores_videos_before_the_rows_that_name_them(
     kind: Any, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +308,7 @@ def in_child(action: Callable[[], None], *, expected: int) -> None:
     assert process.exitcode == expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_shard_appears_after_its_videos(
     version: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -465,6 +473,7 @@ def replaced_and_renamed(monkeypatch: pytest.MonkeyPatch, sets: dict[str, Path])
     monkeypatch.setattr(ParquetWriter, "write", broken)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "plant", [off_by_one, wrong_camera, last_frame_missing, replaced, replaced_and_renamed]
 )
@@ -500,6 +509,7 @@ def test_a_video_that_lacks_a_frame_is_refused(version: str, skip: int, tmp_path
         rlio.convert(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", ["missing", "changed", "other"])
 def test_a_damaged_video_loses_the_groups_that_show_it_alone(
     damage: str, sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -598,6 +608,32 @@ def test_a_fork_goes_on_with_videos_that_are_open(sets: dict[str, Path]) -> None
     assert np.array_equal(found, expected)
     assert again.data == VideoFrame(stream, times[9], shape).data
     assert np.array_equal(next(again.stream.frames([again.time], shape)), expected[9])
+
+
+@pytest.mark.further
+def test_decoders_are_freed_without_a_collection_of_garbage(
+    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fork, which has none of their threads, a collection would wait for these, or crash."""
+    monkeypatch.setattr(videos, "_OPEN", 1)
+    gc.collect()
+    monkeypatch.setattr(videos, "_recent", OrderedDict())
+    before = open_decoders()
+    gc.disable()
+    try:
+        assert rlio.convert(sets["v3.0"], tmp_path / "a", prove=True).proved
+        path = "videos/observation.left/chunk-000/file-000.mp4"
+        stream = VideoStream(Storage.open(sets["v3.0"]), path)
+        with pytest.raises(CorruptData, match="pixels"):
+            next(stream.frames([0], (1, 1, 3)))
+        assert open_decoders() - before <= 2  # Each is in use: one to look, and one to decode.
+    finally:
+        gc.enable()
+
+
+def open_decoders() -> int:
+    """Those that have threads. PyAV 12 keeps the others until a collection."""
+    return sum(type(one).__name__ == "VideoCodecContext" and one.is_open for one in gc.get_objects())
 
 
 def test_few_videos_stay_open(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_links_folders_and_pipes_are_no_segments(tmp_path: Path) -> None:
 
 
 def test_any_truncation_gives_an_exact_prefix(tmp_path: Path) -> None:
-    written = _write(tmp_path / "whole", 12)
+    written = _write(tmp_path / "whole", 5)
     data = (tmp_path / "whole").read_bytes()
     header = data.index(b"rlw0", 1)
     path = tmp_path / "cut"

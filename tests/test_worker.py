@@ -147,6 +147,7 @@ def test_nothing_is_written_without_an_output() -> None:
         assert worker.writer.rows_received == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("source", "output"),
     [
@@ -247,6 +248,7 @@ class Marks(RandomPolicy):
         return batch
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -369,6 +369,7 @@ def _with_other_filters(state: Any) -> Any:
     return text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 def test_steps_of_recurrent_policies_are_cut_with_the_states_that_are_there(mode: Any) -> None:
     """``sample(n)`` was refused where n steps of the environment end in the middle of a sequence."""

@@ -163,6 +163,7 @@ def _site(folder: Path, end: str, store: str, kind: str) -> Site:
     return Site(str(_site_folder(folder, end, store, kind)), store, kind)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("end", "store", "kind"),
     [
@@ -303,8 +304,11 @@ def test_a_forked_child_neither_writes_nor_holds_the_log_and_its_parent_goes_on(
 # ---- a KeyboardInterrupt at any line ----
 
 
-@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("kind", "stride"),
+    [("parquet", 29), ("json", 13), *(pytest.param(kind, 1, marks=pytest.mark.soak) for kind in KINDS)],
+)
 def test_an_interrupt_at_any_line_of_write_loses_and_doubles_no_row(
     tmp_path: Path, kind: str, stride: int
 ) -> None:

@@ -93,6 +93,7 @@ def test_texts_that_readers_would_refuse_are_refused_in_rows_that_cannot_be_cut(
 # ---- texts of equal widths ----
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", ["x", b"x"])
 @pytest.mark.parametrize("sequences", [False, True])
 def test_one_long_text_does_not_make_the_rows_beside_it_unreadable(
@@ -183,6 +184,7 @@ def test_a_compressed_line_of_json_that_readers_would_refuse_is_cut(monkeypatch:
 # ---- names, spaces, provenance: what every footer repeats ----
 
 
+@pytest.mark.further
 def test_a_schema_whose_footer_readers_would_refuse_is_refused() -> None:
     refused(SampleBatch({"x" * 5 * MIB: np.zeros(3)}), "need a footer of .* at most")
     low = np.arange(1_200_000, dtype=np.float32)
@@ -247,6 +249,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("how", READERS)
 @pytest.mark.parametrize("first", ["texts", "objects"])
@@ -265,6 +268,7 @@ def test_texts_of_one_writer_beside_objects_of_another_are_read(first: str, how:
         assert rlio.verify(root).ok
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("one", "other"),
     [

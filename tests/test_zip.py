@@ -78,7 +78,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.each_value_once
 def test_a_zip_of_a_data_set_opens_by_its_path(folder: Path, path: str, way: str) -> None:
     assert WAYS[way](path).equals(WAYS[way](folder))
 
@@ -106,6 +108,7 @@ def test_a_zip_on_another_filesystem_opens_by_its_uri(folder: Path, tmp_path: Pa
     assert len(rlio.ReplayStore.open("memory://zips/data.zip")) == 120
 
 
+@pytest.mark.few(1)
 def test_threads_and_forks_read_a_zip_at_once(folder: Path, path: str) -> None:
     data, wanted = rlio.open_dataset(path), WAYS["read"](folder)
 
@@ -120,6 +123,7 @@ def test_threads_and_forks_read_a_zip_at_once(folder: Path, path: str) -> None:
     np.testing.assert_array_equal(found, wanted["obs"])
 
 
+@pytest.mark.few(1)
 def test_a_zip_is_read_only(path: str) -> None:
     before = Path(path).read_bytes()
     with pytest.raises(OptionError, match="read only"):
@@ -131,16 +135,19 @@ def test_a_zip_is_read_only(path: str) -> None:
     assert Path(path).read_bytes() == before
 
 
+@pytest.mark.few(1)
 def test_a_zip_is_verified_and_converted(folder: Path, path: str, tmp_path: Path) -> None:
     assert rlio.verify(path).ok
     rlio.convert(path, tmp_path / "to")
     assert WAYS["read"](tmp_path / "to")["obs"].shape == (120, 3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "source", ["minari/cart/collected-v0", "minari/cart", "lerobot/v3.0", "lerobot/v2.1", "rlds/counts"]
 )
 @pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.each_value_once
 def test_a_zip_of_another_librarys_folder_opens_by_its_path(source: str, whole: bool, tmp_path: Path) -> None:
     path = zipped(FORMATS / source, tmp_path / "data.zip", whole=whole)
     wanted = rlio.open_dataset(str(FORMATS / source))
@@ -167,6 +174,7 @@ def test_a_zip_of_rllibs_json_in_folders_is_read_as_before(tmp_path: Path) -> No
     assert len(rlio.open_dataset(str(tmp_path / "log.zip"))) == 2 * alone
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("inside", ["", "deep/er/"])
 @pytest.mark.parametrize(
     "file",
@@ -178,6 +186,7 @@ def test_a_zip_of_rllibs_json_in_folders_is_read_as_before(tmp_path: Path) -> No
         "rllib-dataset/one-agent.parquet",
     ],
 )
+@pytest.mark.each_value_once
 def test_a_zip_of_another_librarys_file_opens_by_its_path(
     folder: Path, file: str, inside: str, tmp_path: Path
 ) -> None:
@@ -286,6 +295,7 @@ def test_no_member_leaves_the_zip(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path.parent / "outside.txt").exists()
 
 
+@pytest.mark.further
 def test_a_path_that_is_no_zip_imports_no_fsspec(folder: Path) -> None:
     code = (
         f"import rlio, sys; rlio.open_dataset({str(folder)!r}); "

@@ -11,7 +11,7 @@ each later row is refused. docs/design/episode-ids.md has the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -37,14 +37,17 @@ _MOST_EPISODES: Final = 50_000
 _MOST_RANGES: Final = 16
 #: Runs of a batch from which on rows are sorted by episode, if those of many environments take turns.
 _MANY_RUNS: Final = 64
+#: Up to so many rows, bytes of a column are compared.
+_FEW_ROWS: Final = 4096
 
 #: For an episode of which nothing is known.
-_NEW: Final = (0, 0, None, ())
+_NEW: Final = 0
 #: What is known of an episode: its steps [start, stop), the step of its end or None, and further ranges of
-#: steps. A plain tuple, because each `write()` makes one. Without ``t``, its only step is 0.
+#: steps. Without ``t``, its only step is 0.
 _Known: TypeAlias = "tuple[int, int, int | None, tuple[tuple[int, int], ...]]"
-#: The same. None: it is not checked, because its rows come in too many ranges, or belong to several agents. A
-#: number n: the whole episode came at once, steps [0, n), so that most episodes need no tuple.
+#: The same. Nearly all episodes are a number, which takes less time: n of the whole episode, steps [0, n);
+#: -n of one that goes on after these steps. None: it is not checked, because its rows come in too many
+#: ranges, or belong to several agents.
 _Kept: TypeAlias = "_Known | int | None"
 Seen: TypeAlias = Mapping[Hashable, _Kept]
 #: Rows of an episode with consecutive steps: its key, [start, stop), the step of its end or None, first row.
@@ -108,11 +111,11 @@ class EndedEpisodes:
                 run = _one_run(batch, look)
                 if run is not None:
                     key, start, stop, end, _ = run
-                    before = self._known.get(key, _NEW)
-                    if before is _NEW:
-                        return {key: (start, stop, end, ())}
-                    if isinstance(before, tuple) and before[1:] == (start, None, ()):
-                        return {key: (before[0], stop, end, ())}
+                    kept = self._known.get(key, _NEW)
+                    if kept == -start <= 0:
+                        return {key: -stop if end is None else stop}
+                    if isinstance(kept, tuple) and kept[1:] == (start, None, ()):
+                        return {key: (kept[0], stop, end, ())}
         found: dict[Hashable, _Kept] = {}
         for look in self._looks:
             part = batch.policies().get(look.policy)
@@ -123,33 +126,27 @@ class EndedEpisodes:
 
     def _seen(self, runs: _Runs, look: _Look) -> dict[Hashable, _Kept]:
         """Return what is known of a policy's episodes with its rows of a batch; see `check`."""
-        known = self._known
-        # Without a loop of Python: each row may be an episode, and nearly all episodes are new, in one run.
-        whole = None not in runs.ends and not any(runs.starts)
-        states: Iterable[_Kept] = (
-            runs.stops if whole else zip(runs.starts, runs.stops, runs.ends, repeat(()), strict=False)
-        )
-        once: dict[Hashable, _Kept] = dict(zip(runs.keys, states, strict=True))
-        again = known.keys() & once.keys()
+        # Without a loop of Python: each row may be an episode, and nearly all episodes are new or go on.
+        before: list[_Kept] = [*map(self._known.get, runs.keys, repeat(_NEW))]
+        after = [-stop if end is None else stop for stop, end in zip(runs.stops, runs.ends, strict=True)]
+        once: dict[Hashable, _Kept] = dict(zip(runs.keys, after, strict=True))
         several = len(once) < len(runs.keys)
-        if not again and not several:
+        usual = [-start for start in runs.starts]
+        if before == usual and max(usual) <= 0 and not several:
             return once
         found: dict[Hashable, _Kept] = {}
-        for run in zip(*runs, strict=True):
+        for run, kept, state, wanted in zip(zip(*runs, strict=True), before, after, usual, strict=True):
             key, start, stop, end, _ = run
-            if not several and key not in again:
-                continue
-            kept = found[key] if key in found else known.get(key, _NEW)
-            before = (0, kept, kept - 1, ()) if isinstance(kept, int) else kept
-            if before is _NEW:
-                found[key] = (start, stop, end, ())
-            elif before is None:
+            kept = found.get(key, kept)
+            if kept == wanted <= 0:
+                found[key] = state
+            elif kept is None:
                 found[key] = None
-            elif before[1] == start and before[2] is None and not before[3] and look.t is not None:
-                found[key] = (before[0], stop, end, ())
+            elif kept == _NEW:
+                found[key] = (start, stop, end, ())
             else:
-                found[key] = _joined(before, run, look, within=key in found)
-        return found if several else once | found
+                found[key] = _joined(kept, run, look, within=key in found)
+        return found
 
     def take(self, seen: Seen) -> None:
         """Remember the episodes of a batch that was written."""
@@ -159,11 +156,11 @@ class EndedEpisodes:
             self._known = dict(islice(self._known.items(), spare, None))
 
 
-def _joined(before: _Known, run: _Run, look: _Look, *, within: bool) -> _Known | None:
+def _joined(kept: _Known | int, run: _Run, look: _Look, *, within: bool) -> _Known | None:
     """Return what is known of an episode after more of its rows; None: it is not checked any more.
 
     Args:
-        before: What was known.
+        kept: What was known.
         run: The rows.
         look: The columns of the policy.
         within: Whether earlier rows of the same batch belong to the episode.
@@ -172,6 +169,9 @@ def _joined(before: _Known, run: _Run, look: _Look, *, within: bool) -> _Known |
         EpisodeComesAgain: The episode had ended before these rows.
     """
     _, start, stop, ends_at, _ = run
+    before: _Known = kept if isinstance(kept, tuple) else (0, abs(kept), kept - 1 if kept > 0 else None, ())
+    if before[1:] == (start, None, ()) and look.t is not None:
+        return before[0], stop, ends_at, ()
     ranges = (before[:2], *before[3])
     again = look.t is None or any(low < stop and start < high for low, high in ranges)
     if again and look.shared and within:
@@ -212,14 +212,18 @@ def _kind(policy: PolicySchema, name: str, kinds: str) -> bool:
 
 def _runs(part: SampleBatch, look: _Look) -> _Runs | None:
     """Return the runs of a policy's rows; None: it has no rows."""
-    if Columns.EPS_ID not in part or not len(part[Columns.EPS_ID]):
+    columns = _columns(unpadded(part))
+    if Columns.EPS_ID not in columns or not len(columns[Columns.EPS_ID]):
         return None
-    plain = unpadded(part)
-    keys = [to_numpy(plain[name]) for name in look.keys]
-    t = None if look.t is None else to_numpy(plain[look.t])
-    ends = np.zeros(len(keys[0]), bool)
+    keys = [to_numpy(columns[name]) for name in look.keys]
+    t = None if look.t is None else to_numpy(columns[look.t])
+    ends = None
     for name in look.flags:
-        ends |= to_numpy(plain[name]).astype(bool, copy=False)
+        flag = to_numpy(columns[name])
+        flag = flag if flag.dtype == bool else flag.astype(bool)
+        ends = flag if ends is None else ends | flag
+    if ends is None:
+        ends = np.zeros(len(keys[0]), bool)
     runs = _runs_of(keys, t, ends, look)
     if len(runs.keys) <= _MANY_RUNS or len({*runs.keys}) == len(runs.keys):
         return runs
@@ -230,62 +234,90 @@ def _runs(part: SampleBatch, look: _Look) -> _Runs | None:
     return runs._replace(rows=row[runs.rows].tolist())
 
 
-def _one_run(batch: Batch, look: _Look) -> _Run | None:
-    """Return a batch of one policy as one run, by a look at its first and its last row; None: look at all.
+def _columns(part: SampleBatch) -> Mapping[str, Any]:
+    """Return the columns themselves: batch[name] takes longer, and a `write()` may have one row."""
+    columns: Mapping[str, Any] = part.keys().mapping  # type: ignore[attr-defined]  # typeshed lacks it
+    return columns
 
-    Two rows of an episode that are as many steps apart as there are rows have its other rows between them. A
-    done flag among these is not seen: an episode may continue without a gap anyway.
+
+def _one_run(batch: Batch, look: _Look) -> _Run | None:
+    """Return a batch of one policy as one run; None: it is none, or finding that out takes longer.
+
+    A done flag within the run is not seen: an episode may continue without a gap anyway.
     """
-    # The dict itself: batch[name] takes three times as long, and a `write()` may have one row.
-    columns: Mapping[str, Any] = batch.keys().mapping  # type: ignore[attr-defined]  # typeshed lacks it
-    if look.t is None:
+    if look.t is None or not isinstance(batch, SampleBatch):
         return None
+    columns = _columns(batch)
     try:
-        ids, steps = columns[Columns.EPS_ID], columns[look.t]
-        rows, eps_id, start = len(ids), ids.item(0), steps.item(0)
+        steps = columns[look.t]
+        rows, start = len(steps), steps.item(0)
         stop = start + rows
-        if rows > 1 and (ids.item(-1) != eps_id or steps.item(-1) != stop - 1):
+        if rows > 1 and steps.item(-1) != stop - 1:
+            return None
+        key: list[Any] = [look.policy]
+        for name in look.keys:
+            values = columns[name]
+            key.append(values.item(0))
+            if rows > 1 and (values.item(-1) != key[-1] or not _is_one_value(values)):
+                return None
+        if rows > 2 and steps.tobytes() != np.arange(start, stop, dtype=steps.dtype).tobytes():
             return None
         ends = False
         for name in look.flags:
             if columns[name].item(-1):
                 ends = True
-        key = [look.policy, eps_id]
-        for name in look.keys[1:]:
-            key.append(columns[name].item(0))
-    except (TypeError, LookupError):  # Tensors, or no rows.
+    except (TypeError, LookupError, OverflowError):  # Tensors, no rows, or steps near the limit of int64.
         return None
     return tuple(key), start, stop, stop - 1 if ends else None, 0
 
 
 def _runs_of(keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_], look: _Look) -> _Runs:
-    first, last = _bounds(keys, t, ends)
-    steps: list[int] = [0] * len(last) if t is None else t[last].tolist()
-    closes: list[int | None] = [*steps]
-    for run in np.flatnonzero(~ends[last]).tolist():
-        closes[run] = None
+    # Most batches are of one agent and one environment: comparing bytes takes a fifth of the time.
+    same = [False, *map(_is_one_value, keys[1:])]
+    breaks = ends[:-1].copy()
+    for values, is_one in zip(keys, same, strict=True):
+        if not is_one:
+            breaks |= values[1:] != values[:-1]
+    if t is not None:
+        breaks |= t[1:] - t[:-1] != 1
+    last = breaks.nonzero()[0]
+    first = last + 1
+    firsts = [
+        repeat(values.item(0)) if is_one else _and_first(values, first)
+        for values, is_one in zip(keys, same, strict=True)
+    ]
+    starts = stops = [0] * (len(last) + 1)
+    if t is not None:
+        starts, stops = _and_first(t, first), _and_last(t, last)
     return _Runs(
-        [*zip(repeat(look.policy), *(values[first].tolist() for values in keys))],
-        [0] * len(first) if t is None else t[first].tolist(),
-        [step + 1 for step in steps],
-        closes,
-        first.tolist(),
+        [*zip(repeat(look.policy), *firsts)],
+        starts,
+        [step + 1 for step in stops],
+        [step if ended else None for step, ended in zip(stops, _and_last(ends, last), strict=True)],
+        [0, *first.tolist()],
     )
 
 
-def _bounds(
-    keys: list[NDArray[Any]], t: NDArray[Any] | None, ends: NDArray[np.bool_]
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the first and the last row of each run."""
-    breaks = np.ones(len(ends) + 1, bool)
-    inner = breaks[1:-1]  # Between two rows each.
-    inner[:] = ends[:-1]
-    for values in keys:
-        inner |= values[1:] != values[:-1]
-    if t is not None:
-        inner |= t[1:] != t[:-1] + 1
-    at = np.flatnonzero(breaks)
-    return at[:-1], at[1:] - 1
+def _is_one_value(values: NDArray[Any]) -> bool:
+    """Whether all rows have the value of the first one; False if that takes a copy of many rows."""
+    if len(values) > _FEW_ROWS:
+        return False
+    stored = values.tobytes()
+    return stored == stored[: values.itemsize] * len(values)
+
+
+def _and_first(values: NDArray[Any], at: NDArray[np.intp]) -> list[Any]:
+    """Return the first value, and those of the rows ``at``."""
+    found: list[Any] = values[at].tolist()
+    found.insert(0, values.item(0))
+    return found
+
+
+def _and_last(values: NDArray[Any], at: NDArray[np.intp]) -> list[Any]:
+    """Return the values of the rows ``at``, and the last one."""
+    found: list[Any] = values[at].tolist()
+    found.append(values.item(-1))
+    return found
 
 
 def _by_episode(keys: list[NDArray[Any]]) -> NDArray[np.int64] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from benchmarks.results import Section
 from benchmarks.scales import Setup
 
-__all__ = ["PARTS", "part"]
+__all__ = ["PARTS", "WHOLE", "part"]
 
 #: Name -> module, in the order in which they run.
 PARTS = {
@@ -22,6 +22,7 @@ PARTS = {
     "formats": "formats",
     "batches": "batches",
     "images": "images",
+    "frames": "frames",
     "priorities": "priorities",
     "mixing": "mixing",
     "resume": "resume",
@@ -32,7 +33,10 @@ PARTS = {
     "growth": "growth",
     "live": "live",
     "s3": "s3",
+    "far": "far",
 }
+#: Those that run where none is named: the tables of the other are on a page of their own.
+WHOLE = tuple(name for name in PARTS if name != "far")
 
 
 def part(name: str) -> Callable[[Setup], Section]:

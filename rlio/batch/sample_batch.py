@@ -250,6 +250,10 @@ class SampleBatch(Columns, MutableMapping[str, Column]):
             OptionError: The key is an int, or an index lies outside the batch.
         """
         if isinstance(key, str):
+            if self._interceptor is None and key != _INFOS:  # Nearly always: without a further call.
+                column = self._columns.get(key)
+                if column is not None:
+                    return column
             return self._read(key)
         if isinstance(key, slice):
             return self._slice(key)

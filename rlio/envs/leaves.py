@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
     @property
     def is_object(self) -> bool:
         """Whether values are Python objects."""
-        return self.dtype == object
+        return self.dtype.kind == "O"
 
     @property
     def choices(self) -> list[tuple[int, int]] | None:
@@ -59,9 +59,15 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(space: gym.Space[Any]) -> list[Leaf]:
-    """The leaves of ``space``, in the order of its values; a plain space is one leaf with the path ()."""
+    """The leaves of ``space``, in the order of its values; a plain space is one leaf with the path ().
+
+    Raises:
+        SchemaError: A key of a Dict space is no str, or the space has no leaf that could be a column.
+    """
     found: list[Leaf] = []
     _collect(space, (), found)
+    if not found:
+        raise SchemaError(f"the space {space} has no values: expected a Dict or Tuple that is not empty")
     return found
 
 

@@ -18,13 +18,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from gymnasium.spaces import Discrete
 from gymnasium.vector.utils import iterate
 
 from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.envs.env_server import EnvServer
 from rlio.envs.sub_envs import SubEnvStepper
-from rlio.envs.values import as_flag, as_info, as_reward
+from rlio.envs.values import MOST_REWARD, as_flag, as_info, as_reward
 from rlio.envs.vector import VectorStep
 
 if TYPE_CHECKING:
@@ -36,8 +38,6 @@ __all__ = ["LocalStepper"]
 Recreate = Callable[[int], "gym.Env[Any, Any]"]
 
 _GIVER = "the environment"
-# Rewards up to here need no check: float32 holds them.
-_USUAL_REWARD = 1e38
 
 
 class LocalStepper(SubEnvStepper):
@@ -60,6 +60,8 @@ class LocalStepper(SubEnvStepper):
         ]
         for server in self._servers:
             server.make(False)
+        #: Whether an action is a number, which cannot change.
+        self._acts_by_number = type(self.action_space) is Discrete
         #: Environments whose first step was not checked yet.
         self._unchecked = set(range(self.num_envs)) if check else set()
 
@@ -77,8 +79,10 @@ class LocalStepper(SubEnvStepper):
         envs, write, steps = self._envs, self._buffer.write, self._steps
         keeps_infos = self.keeps_infos
         rewards, terminateds, truncateds = outcome.rewards, outcome.terminateds, outcome.truncateds
-        # A copy, because environments may change the action that they get.
-        for i, action in enumerate(iterate(self.envs.action_space, own_copy(actions))):
+        if not (self._acts_by_number and type(actions) is np.ndarray and actions.dtype.kind in "iu"):
+            # A copy, because environments may change the action that they get.
+            actions = iterate(self.envs.action_space, own_copy(actions))
+        for i, action in enumerate(actions):
             if waiting and i in waiting:
                 continue
             try:
@@ -87,10 +91,11 @@ class LocalStepper(SubEnvStepper):
                     unchecked.discard(i)
                     self._servers[i].check_step(result)
                 obs, reward, terminated, truncated, info = result
-                is_plain = type(reward) is float and abs(reward) < _USUAL_REWARD
-                rewards[i] = reward if is_plain else as_reward(reward, giver=_GIVER)
-                if terminated is not False or truncated is not False:
+                usual = type(reward) is float and -MOST_REWARD <= reward <= MOST_REWARD
+                rewards[i] = reward if usual else as_reward(reward, giver=_GIVER)
+                if terminated is not False and terminated is not True:
                     terminated = as_flag(terminated, column=Columns.TERMINATEDS, giver=_GIVER)
+                if truncated is not False and truncated is not True:
                     truncated = as_flag(truncated, column=Columns.TRUNCATEDS, giver=_GIVER)
                 ended = terminated or truncated
                 # A copy, because the reset may overwrite the info, and another environment may share it.

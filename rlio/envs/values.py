@@ -216,6 +216,8 @@ def own_leaves(leaves: Sequence[Leaf], obs: Any, *, giver: str) -> list[Any]:
     Raises:
         SchemaError: The observation does not fit its space.
     """
+    if leaves and is_plain(leaves, obs, leaves[0].shape):
+        return [obs.copy()]
     return [
         own_copy(fitted(leaf, leaf_of(obs, leaf.path), column=Columns.OBS, giver=giver)) for leaf in leaves
     ]
@@ -246,8 +248,10 @@ def as_reward(value: Any, *, giver: str) -> float:
     Raises:
         SchemaError: ``value`` is not a number, or is finite but beyond float32.
     """
-    if type(value) is float and -MOST_REWARD <= value <= MOST_REWARD:
-        return value
+    if isinstance(value, float):  # As np.float64 is, which most environments give.
+        number = float(value)
+        if -MOST_REWARD <= number <= MOST_REWARD:
+            return number
     try:
         number = float(value) if isinstance(value, _NUMBERS) else _number(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:

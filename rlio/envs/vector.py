@@ -305,8 +305,9 @@ class VectorStepper(Stepper):
                 in ``misfits``.
         """
         obs, rewards, terminateds, truncateds, infos = result
-        terminateds = self._flags(terminateds, Columns.TERMINATEDS)
-        truncateds = self._flags(truncateds, Columns.TRUNCATEDS)
+        rows = self.num_envs
+        terminateds = as_flags(terminateds, rows, column=Columns.TERMINATEDS, giver=self._name)
+        truncateds = as_flags(truncateds, rows, column=Columns.TRUNCATEDS, giver=self._name)
         ended = terminateds | truncateds
         starts, valid = ended, None
         if self._next_step:
@@ -314,7 +315,7 @@ class VectorStepper(Stepper):
             valid = ~starts
         misfits: dict[int, SchemaError] = {}
         obs = self._fitting(obs, misfits)
-        unseen = np.isin(np.arange(self.num_envs), list(misfits)) if misfits else None
+        unseen = np.isin(np.arange(rows), list(misfits)) if misfits else None
         rewards = self._numbers(rewards, misfits)
         finals: list[tuple[int, list[Any]]] = []
         if not self._next_step and has_true(ended):
@@ -330,9 +331,6 @@ class VectorStepper(Stepper):
             obs, rewards, terminateds, truncateds, valid, starts, finals, infos,
             misfits=misfits, unseen=unseen,
         )  # fmt: skip
-
-    def _flags(self, values: Any, column: str) -> NDArray[np.bool_]:
-        return as_flags(values, self.num_envs, column=column, giver=self._name)
 
     def _numbers(self, values: Any, misfits: dict[int, SchemaError]) -> NDArray[Any]:
         """The rewards; 0 for those that are none, whose errors are added to ``misfits``."""

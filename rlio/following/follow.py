@@ -19,6 +19,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -207,7 +208,7 @@ class FollowPass:
         self.listing: Listing = Listing()
         self._reader: SpanReader | None = None
         self._gone = GoneSegments(options.on_error)
-        self._ahead: Ahead[_Decoded] = Ahead(self._decode)
+        self._ahead: Ahead[_Decoded] = Ahead()
         # For frame stacks.
         self._buffers = Buffers()
         self._spans_of: tuple[Segment, list[Span]] | None = None
@@ -427,7 +428,7 @@ class FollowPass:
             self._current = None
             return False
         try:
-            parts, spans = self._ahead.get(key)
+            parts, spans = self._ahead.get(key, self._decode)
         except SegmentGone as gone:
             self._forget_listing()
             self._gone.miss(gone)
@@ -439,7 +440,7 @@ class FollowPass:
         self._current = (parts[-1].segment, spans, key.number + 1)
         following = self._next_key()
         if following is not None:
-            self._ahead.announce(following)
+            self._ahead.announce(following, self._decode)
         return True
 
     def _next_key(self) -> _Key | None:
@@ -601,12 +602,13 @@ class FollowPass:
         dataset = Dataset(self._storage, self.listing)
         if not dataset.schemas and not self.listing.shards:
             return False
+        this: FollowPass = weakref.proxy(self)  # It has the reader, and is freed once it is dropped.
         self._reader = SpanReader(
             dataset,
             group_options(dataset, self._options, self._missing),
             counting_of(dataset, self._options.columns),
             given_up=self._gone.given_up,
-            learn=self._learn,
+            learn=lambda: this._learn(),
         )
         return True
 

@@ -9,7 +9,7 @@ unfinished episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -53,6 +53,13 @@ class D3rlpy1Source(Hdf5Source):
             start = last + 1
         if start < rows:
             yield (start, rows, False, False), rows - start
+
+    def _wanted(
+        self, number: int, key: tuple[int, int, bool, bool], rows: range, steps: int
+    ) -> Iterator[tuple[str, Sequence[tuple[int, int]]]]:
+        first, last = key[:2]
+        for path, name in _COLUMNS.items():
+            yield path, [(first + rows.start, min(first + rows.stop + (name == Columns.OBS), last))]
 
     def _rows(self, number: int, key: tuple[int, int, bool, bool], rows: range, steps: int) -> SampleBatch:
         first, last, terminated, truncated = key

@@ -10,7 +10,7 @@ number, have the shape (N, 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlio.batch import SampleBatch
@@ -83,6 +83,14 @@ class D3rlpySource(Hdf5Source):
         for episode in each(range(count)):
             yield episode, self._rows_in(number, f"rewards_{episode}")
 
+    def _wanted(
+        self, number: int, key: int, rows: range, steps: int
+    ) -> Iterator[tuple[str, Sequence[tuple[int, int]]]]:
+        for name in self._columns[number]:
+            more = name == "observations"
+            for path in self._paths(number, f"{name}_{key}"):
+                yield path, [(rows.start, rows.stop + more)]
+
     def _rows(self, number: int, key: int, rows: range, steps: int) -> SampleBatch:
         names = [name for name in self._columns[number] if name != "terminated"]
         found = {
@@ -104,15 +112,19 @@ class D3rlpySource(Hdf5Source):
         )
 
     def _column(self, number: int, path: str, rows: range, steps: int) -> Any:
-        file = self._handles.file(number)
+        found = [self._read(number, part, rows, steps) for part in self._paths(number, path)]
+        return found[0] if path in self._handles.file(number) else tuple(found)
+
+    def _paths(self, number: int, path: str) -> list[str]:
+        """The dataset of a column of an episode, or those of its parts."""
+        file, parts = self._handles.file(number), list[str]()
         if path in file:
-            return self._read(number, path, rows, steps)
-        parts: list[Any] = []
+            return [path]
         while f"{path}_{len(parts)}" in file:
-            parts.append(self._read(number, f"{path}_{len(parts)}", rows, steps))
+            parts.append(f"{path}_{len(parts)}")
         if not parts:
             raise CorruptData(f"{path} is absent")
-        return tuple(parts)
+        return parts
 
 
 class D3rlpySink(Hdf5Sink):

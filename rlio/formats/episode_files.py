@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from typing import Final, Generic, TypeVar
+from typing import Any, Final
 
-from rlio.batch import SampleBatch
 from rlio.errors import OptionError
 from rlio.formats.sink import PreparedEpisode
 from rlio.storage.filesystem import Storage
@@ -21,11 +20,9 @@ __all__ = ["EPISODE_FILE", "EpisodeFilesSink"]
 _FILE_BYTES = 64 << 20
 #: The name of a file of such a sink, without its suffix: number of the first episode, and of episodes.
 EPISODE_FILE: Final = re.compile("episodes-([0-9]{9})-([0-9]{1,9})(?=[.])")
-#: What an episode is until its file is stored.
-T = TypeVar("T", SampleBatch, bytes)
 
 
-class EpisodeFilesSink(ABC, Generic[T]):
+class EpisodeFilesSink(ABC):
     """Collects episodes, and stores them as a file as soon as there are enough; an `EpisodeSink`.
 
     Args:
@@ -44,7 +41,8 @@ class EpisodeFilesSink(ABC, Generic[T]):
         self._most = check_count(
             "episodes_per_file", episodes_per_file, least=1, of="episodes", none="a number by size"
         )
-        self._pending: list[T] = []
+        #: The episodes as `_part` made them.
+        self._pending: list[Any] = []
         self._bytes = 0
         names = [name for name, is_folder in storage.children() if not is_folder]
         # Earlier versions numbered the files: how many episodes such a file has is not in its name.
@@ -57,12 +55,12 @@ class EpisodeFilesSink(ABC, Generic[T]):
         found = (EPISODE_FILE.match(name) for name in names if name.endswith(self.ending))
         self.episodes: int = max((int(name[1]) + int(name[2]) for name in found if name), default=0)
 
-    @abstractmethod
-    def _part(self, episode: PreparedEpisode) -> T:
-        """The episode as `_encoded` takes it."""
+    def _part(self, episode: PreparedEpisode) -> Any:
+        """The episode as `_encoded` takes it: its rows, or bytes."""
+        return episode.rows()
 
     @abstractmethod
-    def _encoded(self, episodes: list[T]) -> bytes:
+    def _encoded(self, episodes: list[Any]) -> bytes:
         """Return the bytes of a file of episodes."""
 
     def write(self, episode: PreparedEpisode) -> None:

@@ -31,10 +31,11 @@ from typing import IO, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rlio.batch.encoded_picture import Codec
 from rlio.catalog.names import HEADER
-from rlio.errors import CorruptData, RlioError, UnknownLayout, UnsafeData
+from rlio.errors import CorruptData, RlioError, StoreError, StoreRefused, UnknownLayout, UnsafeData
 from rlio.limits import DEFAULT_LIMITS
 from rlio.schemas.parquet_metadata import read_metadata
 from rlio.source.damage import DAMAGE
+from rlio.storage.failures import explained
 from rlio.storage.filesystem import InputFile, Storage, StrPath, open_input
 from rlio.storage.paths import is_uri, locate
 from rlio.storage.zip_files import open_archive
@@ -241,7 +242,9 @@ class Format:
         source: ``module:Class`` of the `rlio.source.episodes.EpisodeSource` with which `EpisodeReader`
             opens it; the same as ``table``, if the columns of files may have rlio's names. With neither, rlio
             does not read the format.
-        rows: ``module:function`` that opens the files of a format with a ``reader`` as a source of rows.
+        rows: ``module:function`` that opens the files of a format with a ``reader`` as a source of rows, by
+            `rlio.formats.files.inputs.FileOptions`.
+        takes: The options that ``rows`` takes, besides those of storage.
         table: ``module:Class`` of the `rlio.formats.tables.table.Table` from which a mapping reads; None: it
             has no columns of the user's own.
         writer: ``module:Class`` of the `rlio.formats.sink.EpisodeSink` that writes it; None: rlio does not
@@ -266,6 +269,7 @@ class Format:
     reader: str | None = None
     source: str | None = None
     rows: str | None = None
+    takes: tuple[str, ...] = ("spaces", "format_options")
     table: str | None = None
     writer: str | None = None
     holds: Holds = field(default_factory=Holds)
@@ -421,6 +425,7 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
         OptionError: ``place`` is not a path, or its filesystem is not known.
         UnknownLayout: A file that would say it is a pointer of Git LFS.
         UnsafeData: Nothing was found but a link that leads out of the folder.
+        StoreError: The store failed, or refuses the file at ``place``.
     """
     if not isinstance(place, Storage):
         location = locate(place, storage_options)
@@ -442,8 +447,23 @@ def recognise(place: StrPath | Storage, *, storage_options: Mapping[str, Any] | 
 
 
 def recognise_file(file: InputFile) -> Found | None:
-    """What `recognise` finds in one file."""
-    return _best(Look([file.path.rpartition("/")[2]], lambda _: file), "")
+    """What `recognise` finds in one file.
+
+    Raises:
+        StoreError: The store failed, or refuses the file.
+    """
+    failures: list[StoreError] = []
+    look = Look([file.path.rpartition("/")[2]], lambda _: file, fails=failures.append)
+    found = _best(look, "")
+    # A folder may have such a name; some stores have no word of their own for its being no file.
+    if failures and not _is_folder(file):
+        raise failures[0]
+    return found
+
+
+def _is_folder(file: InputFile) -> bool:
+    with explained(file.uri):
+        return os.path.isdir(file.path) if file.fs is None else bool(file.fs.isdir(file.path))
 
 
 def refuse_known(
@@ -484,6 +504,9 @@ def _search(
     except UnsafeData as error:
         refused.append(error)
         return None
+    except StoreError as error:
+        _raise_failure(error)
+        return None
     except (RlioError, OSError):  # It cannot be listed: nothing is known of it.
         return None
     files = [name for name, is_folder in children if not is_folder]
@@ -491,7 +514,7 @@ def _search(
         return None
     prefix = f"{folder}/" if folder else ""
     folders = [name for name, is_folder in children if is_folder]
-    look = Look(files, lambda name: file_in(storage, prefix + name), folders)
+    look = Look(files, lambda name: file_in(storage, prefix + name), folders, fails=_raise_failure)
     found = _best(look, folder)
     refused += look.refused
     if found is not None and found.confidence > BY_ENDING:
@@ -502,6 +525,18 @@ def _search(
         if deeper := _search(storage, prefix + name, depth - 1, seen, refused):
             return deeper
     return found
+
+
+def _raise_failure(error: StoreError) -> None:
+    """Raise the error of a store that failed: what it has is not known, and another format may seem to fit.
+
+    What it refuses may be beside the data, and what is no file, or no folder, is no failure.
+    """
+    is_other = isinstance(error, StoreRefused) or isinstance(
+        error.__cause__, IsADirectoryError | NotADirectoryError
+    )
+    if not is_other:
+        raise error
 
 
 def file_in(storage: Storage, path: str, size: int | None = None) -> InputFile:
@@ -521,6 +556,7 @@ class Look:
         files: Names of the files.
         file_of: Name -> the file.
         folders: Names of the folders beside them.
+        fails: Called with the error of a store that failed or refused a file, which it may raise.
 
     Attributes:
         files, folders: The names.
@@ -533,11 +569,16 @@ class Look:
     )
 
     def __init__(
-        self, files: Collection[str], file_of: Callable[[str], InputFile], folders: Collection[str] = ()
+        self,
+        files: Collection[str],
+        file_of: Callable[[str], InputFile],
+        folders: Collection[str] = (),
+        *,
+        fails: Callable[[StoreError], None],
     ) -> None:
         self.files = files
         self.folders: frozenset[str] = frozenset(folders)
-        self._file_of = file_of
+        self._file_of, self._fails = file_of, fails
         self._seen: dict[tuple[str, ...], list[Any]] = {}
         #: Errors of links that lead out of the folder.
         self.refused: list[UnsafeData] = []
@@ -602,6 +643,9 @@ class Look:
                 return look(stream)
         except UnknownLayout:  # A pointer of Git LFS.
             raise
+        except StoreError as error:
+            self._fails(error)
+            return None
         except (RlioError, ImportError, *DAMAGE):
             # Damaged, gone, a folder, or h5py is not installed: nothing is known of it, which is the answer.
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from rlio.batch import SampleBatch
 from rlio.errors import CorruptData
-from rlio.formats.files.hdf5_files import Hdf5Files
+from rlio.formats.files.hdf5_files import Hdf5Files, leaves_of
 from rlio.formats.place import Place
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first
-from rlio.storage import InputFile, each_file
+from rlio.storage import InputFile, InputFiles, Span, each_file
 from rlio.support.calls import closing_on_error
 
 __all__ = ["Hdf5Source"]
@@ -24,11 +24,12 @@ _SAMPLE_ROWS: Final = 64
 
 
 class Hdf5Source:
-    """Base of an `EpisodeSource` over HDF5 files, of which parts are read: implement `_index` and `_rows`.
+    """Base of an `EpisodeSource` over HDF5 files, of which parts are read: implement the three hooks.
 
     Attributes:
         uri, files, lengths, row_bytes, spaces: See `EpisodeSource`.
         notes: Sentences about the data for a report.
+        inputs: See `SpanSource`.
     """
 
     spaces: tuple[Any, Any] | None = None
@@ -40,6 +41,7 @@ class Hdf5Source:
         self._limits = limits
         self.notes: list[str] = []
         self._handles = Hdf5Files(place.files, limits)
+        self.inputs: InputFiles = self._handles.inputs
         self._places: list[tuple[int, Any]] = []
         self.lengths: list[int] = []
         with closing_on_error(self._handles):
@@ -62,6 +64,12 @@ class Hdf5Source:
         """Rows of an episode of ``steps`` steps: all of them, or those of a part."""
         raise NotImplementedError
 
+    def _wanted(
+        self, number: int, key: Any, rows: range, steps: int
+    ) -> Iterable[tuple[str, Sequence[tuple[int, int]]]]:
+        """The datasets, or groups of them, that `_rows` reads, and the ranges of their own rows."""
+        raise NotImplementedError
+
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""
         return self.load_part(episode, 0, self.lengths[episode], columns)
@@ -69,8 +77,23 @@ class Hdf5Source:
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
         number, key = self._places[episode]
+        self._handles.hold(number, self.spans(episode, episode + 1, start, stop - start, columns))
         with self._handles.guarded(number, episode):
             return self._rows(number, key, range(start, stop), self.lengths[episode])
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`. All columns are read."""
+        for episode in range(first, stop):
+            yield from self._handles.spans(self._places[episode][0], self._stretches(episode, start, rows))
+
+    def _stretches(self, episode: int, start: int, rows: int) -> Iterator[tuple[Any, int, int]]:
+        (number, key), steps = self._places[episode], self.lengths[episode]
+        for path, ranges in self._wanted(number, key, range(start, min(start + rows, steps)), steps):
+            for leaf in leaves_of(self._handles.tree(number, path), path):
+                dataset = self._handles.checked(number, leaf)
+                yield from ((dataset, *own) for own in ranges)
 
     def close(self) -> None:
         """Close all files."""

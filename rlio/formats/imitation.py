@@ -11,7 +11,7 @@ reads them as JSON, makes no objects of them, and leaves them out if all are emp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlio.batch import SampleBatch
@@ -25,7 +25,7 @@ from rlio.formats.place import Place
 from rlio.formats.tables.hugging_face import saved_table
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
-from rlio.storage import InputFile, each_file
+from rlio.storage import InputFile, InputFiles, Span, each_file
 from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
@@ -53,6 +53,9 @@ class ImitationSource:
         place: The folder.
         limits: Bounds on the files.
 
+    Attributes:
+        inputs: See `SpanSource`.
+
     Raises:
         SchemaError: A column is not of lists.
     """
@@ -64,6 +67,7 @@ class ImitationSource:
         self._limits = limits
         self._table = saved_table(place, limits=limits)
         self.files: Sequence[InputFile] = self._table.files
+        self.inputs: InputFiles = self._table.inputs
         self.notes: list[str] = []
         self.lengths: list[int] = []
         #: Of each episode: number of the file, of the piece, and the row in it.
@@ -74,8 +78,12 @@ class ImitationSource:
             if missing := sorted(_NAMES - {*names}):
                 raise SchemaError(f"found the columns {excerpt(names)}, expected {missing}", uri=self.uri)
             self._names = ["obs", "acts", "infos", "terminal", *(["rews"] if "rews" in names else [])]
+            pieces = [range(len(self._table.piece_rows(file))) for file in range(len(self.files))]
+            if self.inputs.are_far:
+                of_all = [(file, piece) for file, numbers in enumerate(pieces) for piece in numbers]
+                self.inputs.expect(self._spans_of(of_all))
             for file in each_file(self.files):
-                for piece in each(range(len(self._table.piece_rows(file)))):
+                for piece in each(pieces[file]):
                     self._index(file, piece)
             self.row_bytes: int = measure_first(
                 range(len(self.lengths)), lambda episode: self.load(episode, None)
@@ -113,6 +121,17 @@ class ImitationSource:
     def _terminals(self) -> Iterator[bool]:
         for file, piece, row in self._places:
             yield self._batch(file, piece).column("terminal")[row].as_py()
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`. A record batch is read whole."""
+        if not self._table.keeps_all:
+            yield from self._spans_of(dict.fromkeys(place[:2] for place in self._places[first:stop]))
+
+    def _spans_of(self, pieces: Iterable[tuple[int, int]]) -> Iterator[Span]:
+        for file, piece in pieces:
+            yield from ((file, *place) for place in self._table.places(file, piece, self._names))
 
     def load(self, episode: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read one episode; see `EpisodeSource`."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rlio.errors import DataNotFound, OptionError, UnknownLayout, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
+from rlio.formats.files.inputs import FileOptions
 from rlio.formats.format import (
     Format,
     Found,
@@ -31,20 +32,20 @@ from rlio.formats.format import (
     titles_of_read,
 )
 from rlio.formats.tables.mapping import by_own_names
-from rlio.limits import DEFAULT_LIMITS, Limits
+from rlio.limits import Limits
 from rlio.source.damage import damage_named
-from rlio.source.episodes import EpisodeFiles
+from rlio.source.episodes import EpisodeFiles, EpisodeSource
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import is_glob
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.calls import closing_on_error
 from rlio.support.options import option_names, refuse_unknown
-from rlio.support.spaces import Spaces
 
 __all__ = [
     "Place",
-    "about_format",
+    "Recognised",
+    "episode_files",
     "locate_format",
     "open_episode_files",
     "open_place",
@@ -55,6 +56,7 @@ __all__ = [
 
 # Folders above a file that may be the data set of which it is a part.
 _LEVELS_UP: Final = 5
+_PLAIN: Final = FileOptions()
 
 
 @dataclass(frozen=True)
@@ -81,33 +83,38 @@ class Place:
         return file_in(self.root(), path, size)
 
 
+@dataclass(frozen=True)
+class Recognised:
+    """Inputs that were recognised, which takes requests, with what `recognise_inputs` found."""
+
+    inputs: StrPath | Sequence[StrPath]
+    found: Found | None
+
+
 def locate_format(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    format: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    inputs: StrPath | Sequence[StrPath] | Recognised, how: FileOptions = _PLAIN
 ) -> tuple[Format, Place]:
     """Return the format of ``inputs``, and the place of its data set.
 
     Args:
         inputs: A folder, file, glob or URI, a list of files, or an id, see `Format.home`.
-        format: Name of the format; None: recognise it.
-        storage_options: Keywords of the fsspec filesystem.
-        limits: Bounds on the number of files.
+        how: Its format, storage options and limits count.
 
     Raises:
         OptionError: There is no format of that name.
         DataNotFound: Nothing is there.
         UnknownLayout: The format is not known or not read, or several data sets are there.
     """
+    known = inputs if isinstance(inputs, Recognised) else None
+    inputs = inputs.inputs if isinstance(inputs, Recognised) else inputs
     values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    chosen = None if format is None else by_name(format)
-    if format is not None and chosen is None:
-        names = ", ".join(known.name for known in formats())
-        raise OptionError(f"format={excerpt(format)}: no such format; the formats are {names}")
+    storage_options, limits = how.storage_options, how.limits
+    chosen = None if how.format is None else by_name(how.format)
+    if how.format is not None and chosen is None:
+        names = ", ".join(one.name for one in formats())
+        raise OptionError(f"format={excerpt(how.format)}: no such format; the formats are {names}")
     alone = len(values) == 1 and not is_glob(values[0], storage_options)
-    found = recognise_inputs(values, storage_options)
+    found = recognise_inputs(values, storage_options) if known is None else known.found
     values = [_found_by_id(value) or value for value in values]
     if chosen is None and found is not None:
         chosen = found.format
@@ -271,27 +278,29 @@ def open_source(format: Format, place: Place, options: Mapping[str, Any], *, lim
     return opened
 
 
-def open_episode_files(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    format: str | None = None,
-    format_options: Mapping[str, Any] | None = None,
-    spaces: Spaces | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    on_error: Literal["raise", "skip"] = "raise",
-) -> EpisodeFiles:
+def open_episode_files(inputs: StrPath | Sequence[StrPath] | Recognised, how: FileOptions) -> EpisodeFiles:
     """The episodes of a data set as a source; see `locate_format` for the errors."""
-    own = dict(format_options or {})
-    found, place = locate_format(inputs, format=format, storage_options=storage_options, limits=limits)
-    source = open_source(found, place, own, limits=limits)
-    with closing_on_error(source):
-        return EpisodeFiles(source, about=about_format(found, own), spaces=spaces, on_error=on_error)
+    own = dict(how.format_options or {})
+    found, place = locate_format(inputs, how)
+    return episode_files(open_source(found, place, own, limits=how.limits), found, own, how)
 
 
-def about_format(format: Format, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What determines the rows besides the files, for states and stores."""
-    return {"format": format.name, "options": dict(options) or None}
+def episode_files(
+    layout: EpisodeSource, format: Format, own: Mapping[str, Any], how: FileOptions
+) -> EpisodeFiles:
+    """Open episodes as a source, which owns them.
+
+    Args:
+        layout: The episodes.
+        format: Their format.
+        own: Everything besides the files that determines the rows, as JSON values; part of states.
+        how: Its spaces and columns count, and what to do with damage.
+    """
+    about = {"format": format.name, "options": dict(own) or None}
+    with closing_on_error(layout):
+        return EpisodeFiles(
+            layout, about=about, columns=how.columns, on_error=how.on_error, spaces=how.spaces
+        )
 
 
 def open_place(

@@ -52,7 +52,7 @@ from rlio.formats.place import Place
 from rlio.formats.sink import Origin
 from rlio.limits import Limits
 from rlio.source.episodes import with_next_obs, without_final_obs
-from rlio.storage import InputFile, InputFiles, each_file
+from rlio.storage import InputFile, InputFiles, Span, each_file
 from rlio.storage.open_files import OpenFiles
 from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
@@ -77,6 +77,8 @@ _STEPS, _FIRST, _LAST, _TERMINAL = "steps", "is_first", "is_last", "is_terminal"
 _COLUMNS: Final = {"observation": Columns.OBS, "action": Columns.ACTIONS, "reward": Columns.REWARDS}
 _PICTURE = "picture"
 _OPEN_FILES = 4
+# Bytes of records, on average, of which all are read on a remote store: other requests take as long.
+_SCANNED: Final = 1 << 20
 #: Bytes that a whole number takes in memory, of which a file may have one.
 _VARINT: Final = 8
 #: Bytes that a text takes in memory, as `Limits.group_bytes` counts them.
@@ -137,6 +139,7 @@ class RldsSource:
     Attributes:
         origin: Name, version and config of the data set, as ``extra``.
         notes: What is not read or not known.
+        inputs: See `SpanSource`.
     """
 
     spaces = None
@@ -166,7 +169,7 @@ class RldsSource:
         self.origin: Origin = Origin(uri=self.uri, extra=extra)
         counts = self._files(split)
         self.files: list[InputFile] = [place.file(name, size) for name, size, _ in counts]
-        self._inputs = InputFiles(self.files)
+        self.inputs: InputFiles = InputFiles(self.files)
         self._allowance = Allowance.of(self.files, limits)
         self._piece = self._allowance.piece()
         #: Of each episode: file, place, and whether its last step is a final observation.
@@ -304,13 +307,14 @@ class RldsSource:
 
     # ---- records ----
 
-    def _file(self, number: int) -> RecordFile:
+    def _file(self, number: int, *, scans: bool = False) -> RecordFile:
         if (found := self._open.get(number)) is not None:
             return found
-        return self._open.add(number, RecordFile(self._inputs.open(number), self._limits))
+        return self._open.add(number, RecordFile(self.inputs.open(number, scans=scans), self._limits))
 
     def _index(self, number: int, expected: int) -> None:
-        file, records = self._file(number), 0
+        # Small records are read on the way from one to the next.
+        file, records = self._file(number, scans=(self.files[number].size or 0) <= expected * _SCANNED), 0
         for start, size in file.places():
             reached(start, self.files[number].size or 0)
             records += 1
@@ -372,6 +376,13 @@ class RldsSource:
         """Read some steps of an episode; see `PartSource`."""
         with self._guarded(episode):
             return self._rows(episode, self._found(episode), range(start, stop), columns)
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`. A record is read whole, with its first part."""
+        for number, begin, size in self._places[first:stop] if start == 0 else ():
+            yield number, begin - 12, begin + size + 4  # With its length, and the sum.
 
     def _guarded(self, episode: int) -> Guard:
         self._piece = self._allowance.piece()
@@ -552,7 +563,7 @@ class RldsSource:
     def close(self) -> None:
         """Close all files."""
         self._open.close()
-        self._inputs.close()
+        self.inputs.close()
 
 
 # ---- the description ----

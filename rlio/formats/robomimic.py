@@ -99,6 +99,9 @@ class RobomimicSource(Hdf5Source):
         self._mask = mask
         self.origin: Origin = Origin(uri=place.uri)
         self._some_without_next = False
+        #: How many demonstrations have rewards, and which have none.
+        self._rewarded = 0
+        self._unrewarded: set[tuple[int, str]] = set()
         #: (Number of the file, name) of the demonstrations that cannot be read -> what is wrong.
         self._damaged: dict[tuple[int, str], CorruptData | SchemaError] = {}
         #: Further columns: those that all demonstrations have.
@@ -151,6 +154,10 @@ class RobomimicSource(Hdf5Source):
             self._damaged[number, name] = error
             return self._steps_of_damaged(number, name, members), np.zeros(0, np.bool_)
         self._some_without_next |= "next_obs" not in members
+        if "rewards" in members:
+            self._rewarded += 1
+        else:
+            self._unrewarded.add((number, name))
         if steps:
             self._look_beside(number, name, group, members, steps)
         if "dones" not in members:
@@ -200,6 +207,17 @@ class RobomimicSource(Hdf5Source):
             )
         return chosen
 
+    def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
+        """See `PartSource`. If some demonstrations have rewards, those without are damaged."""
+        wanted = columns is None or Columns.REWARDS in columns
+        if wanted and self._rewarded and (place := self._places[episode]) in self._unrewarded:
+            raise MissingColumn(
+                f"{place[1]} has no rewards, and {self._rewarded} demonstrations have some: pass columns= "
+                "without rewards, or on_error='skip'",
+                column=Columns.REWARDS,
+            )
+        return super().load_part(episode, start, stop, columns)
+
     def _rows(self, number: int, key: str, rows: range, steps: int) -> SampleBatch:
         if (number, key) in self._damaged:
             raise self._damaged[number, key].with_traceback(None)
@@ -225,6 +243,18 @@ class RobomimicSource(Hdf5Source):
         for name in self._beside or ():
             columns[name] = self._nested(number, f"{root}/{name}", rows, steps)
         return SampleBatch(columns)
+
+    def _wanted(
+        self, number: int, key: str, rows: range, steps: int
+    ) -> Iterator[tuple[str, Sequence[tuple[int, int]]]]:
+        root = f"data/{key}"
+        members = self._handles.member(number, root)
+        for name in ("obs", "next_obs", "actions", "rewards", *(self._beside or ())):
+            if name in members:
+                more = name == "obs" and "next_obs" not in members
+                yield f"{root}/{name}", [(rows.start, rows.stop + more)]
+        if "dones" in members:
+            yield f"{root}/dones", [(steps - 1, steps)]
 
     def _is_done(self, number: int, path: str, steps: int) -> bool:
         return bool(

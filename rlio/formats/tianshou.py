@@ -18,7 +18,7 @@ when it is sampled: it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -124,6 +124,15 @@ class TianshouSource(Hdf5Source):
                     f"a ring of {size} rows from row {first} with {valid} valid ones does not fit {rows} rows"
                 )
             yield first, size, valid, begin % size
+
+    def _wanted(
+        self, number: int, key: _Key, rows: range, steps: int
+    ) -> Iterator[tuple[str, Sequence[tuple[int, int]]]]:
+        members = self._handles.tree(number, "_meta")
+        for name in ("obs", "obs_next", "act", "rew", "info"):
+            if name in members:
+                more = name == "obs" and "obs_next" not in members
+                yield f"_meta/{name}", cut_ranges(key[0], one_more(rows) if more else rows)
 
     def _rows(self, number: int, key: _Key, rows: range, steps: int) -> SampleBatch:
         whole, terminated, truncated = key

@@ -24,7 +24,7 @@ Values that are not tensors (texts, pickles) are not read.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import IO, Any, Final, NamedTuple
 
@@ -42,7 +42,7 @@ from rlio.formats.files.step_rows import flat, ranges_of
 from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.limits import Limits
-from rlio.storage import InputFile, open_input
+from rlio.storage import InputFile, InputFiles, Span, open_input
 from rlio.storage.open_files import OpenFiles
 from rlio.support.calls import closing_on_error
 
@@ -95,6 +95,7 @@ class TorchrlSource:
 
     Attributes:
         notes: What is not read.
+        inputs: See `SpanSource`.
     """
 
     spaces = None
@@ -113,7 +114,9 @@ class TorchrlSource:
         self._columns = self._map(observations)
         self.files: list[InputFile] = [leaf.file for leaf in self._leaves.values()]
         self.row_bytes: int = max(1, sum(_row_bytes(leaf) for _, leaf in self._columns))
-        self._open: OpenFiles[str, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
+        self.inputs: InputFiles = InputFiles(self.files)
+        self._numbers = {leaf: number for number, leaf in enumerate(self._leaves.values())}
+        self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         #: Of each episode: ranges of rows, in its order.
         self._ranges: list[list[tuple[int, int]]] = []
         self.lengths: list[int] = []
@@ -371,7 +374,7 @@ class TorchrlSource:
         """Read one episode; see `EpisodeSource`."""
         ranges, steps = self._ranges[episode], self.lengths[episode]
         Allowance(self._limits).spend(steps * self.row_bytes)
-        wanted = [pair for pair in self._columns if columns is None or pair[0][0] in columns]
+        wanted = self._wanted(columns)
         values = [self._read(leaf, ranges) for _, leaf in wanted]
         rows: dict[str, Any] = unflatten([path for path, _ in wanted], values) if wanted else {}
         if Columns.REWARDS in rows:
@@ -379,13 +382,25 @@ class TorchrlSource:
         rows[Columns.TERMINATEDS], rows[Columns.TRUNCATEDS] = self._ends(ranges, steps)
         return SampleBatch(rows)
 
+    def _wanted(self, columns: frozenset[str] | None) -> list[tuple[_Path, _Leaf]]:
+        return [pair for pair in self._columns if columns is None or pair[0][0] in columns]
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`. Episodes are read whole."""
+        flags = [self._leaves[_NEXT, name] for name in _FLAGS if (_NEXT, name) in self._leaves]
+        for episode in range(first, stop):
+            for leaf in (*(leaf for _, leaf in self._wanted(columns)), *flags):
+                for begin, end in self._ranges[episode]:
+                    yield self._numbers[leaf], begin * _row_bytes(leaf), end * _row_bytes(leaf)
+
     def _read(self, leaf: _Leaf, ranges: Sequence[tuple[int, int]]) -> NDArray[Any]:
         """Rows of a tensor as a new array."""
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
         with Guard(leaf.file, format="TorchRL"):
-            stream = self._open.get(leaf.file.uri)
-            if stream is None:
-                stream = self._open.add(leaf.file.uri, open_input(leaf.file))
+            number = self._numbers[leaf]
+            stream = self._open.get(number) or self._open.add(number, self.inputs.open(number))
             parts = []
             for start, stop in ranges:
                 stream.seek(start * size)
@@ -401,6 +416,7 @@ class TorchrlSource:
     def close(self) -> None:
         """Close all files."""
         self._open.close()
+        self.inputs.close()
 
 
 def _shape(found: object, where: str) -> tuple[int, ...]:

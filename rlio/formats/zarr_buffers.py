@@ -12,18 +12,29 @@ chunks that claim to unpack to more than their array says. Chunks that are not s
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
+import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.columns import Columns
 from rlio.batch.other_names import MEANT
-from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
+from rlio.errors import (
+    CorruptData,
+    DataNotFound,
+    OptionError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+    excerpt,
+)
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import read_object
@@ -32,16 +43,22 @@ from rlio.formats.format import Format, Marks
 from rlio.formats.place import Place
 from rlio.formats.tables.mapping import MappedSource
 from rlio.formats.tables.paths import names_of
-from rlio.formats.tables.table import Rows, Table
+from rlio.formats.tables.table import KEPT_BYTES, Rows, Table
 from rlio.limits import Limits
 from rlio.mapping import DERIVE
 from rlio.mapping import Mapping as ColumnMapping
-from rlio.storage import InputFile, Storage
+from rlio.storage import InputFile, InputFiles, Span, Storage
 from rlio.storage.filesystem import Entry
+from rlio.storage.open_files import OpenFiles
+from rlio.storage.parallel import each
 from rlio.support.extras import needs
+from rlio.support.forks import cached_property
 
 _ENDS: Final = "meta/episode_ends"
-_ROOTS: Final = (f"{_ENDS}/.zarray", f"{_ENDS}/zarr.json")
+#: Of an array, in version 2 and 3 of the format.
+_DESCRIPTIONS: Final = (".zarray", "zarr.json")
+_ROOTS: Final = tuple(f"{_ENDS}/{name}" for name in _DESCRIPTIONS)
+_NUMBER: Final = re.compile(r"[0-9]+")
 
 FORMAT = Format(
     name="zarr",
@@ -64,6 +81,8 @@ _REWARDS: Final = ("reward", "rewards")
 _DERIVED: Final = "next_obs='derive'"
 _BLOCK: Final = 1 << 20
 _SHOWN: Final = 20
+#: Files that are open: a shard of each array.
+_OPEN_FILES: Final = 16
 #: Names whose meaning the layout does not state: whether they end an episode, or follow a step.
 _DOUBTFUL: Final = frozenset(
     name
@@ -87,8 +106,9 @@ class ZarrTable(Table):
 
     def __init__(self, place: Place, *, limits: Limits) -> None:
         root = place.root()
-        super().__init__(place.uri, [place.file(next(path for path in _ROOTS if root.exists(path)))])
-        self._arrays = _Arrays(root, limits)
+        path = next(path for path in _ROOTS if root.exists(path))
+        super().__init__(place.uri, [place.file(path)])
+        self._arrays = _Arrays(root, limits, path.rpartition("/")[2])
         self._file = self.files[0]
         with self._guarded():
             ends = self._arrays.rows(_ENDS, 0, None).astype(np.int64)
@@ -101,22 +121,30 @@ class ZarrTable(Table):
             raise UnsafeData(f"more than {limits.columns} arrays: raise Limits.columns", uri=self.uri)
         self.arrays: dict[str, _About] = {}
         self.unread: dict[str, UnknownLayout | SchemaError] = {}
-        for name in names:
-            try:
-                with self._guarded():
-                    about = self._arrays.look(f"data/{name}")
-                if about is not None:
-                    self.arrays[name] = about
-            except (UnknownLayout, SchemaError) as error:
-                self.unread[name] = error
+        for name, about in zip(names, each(root, self._looked, names), strict=True):
+            if isinstance(about, _About):
+                self.arrays[name] = about
+            elif about is not None:
+                self.unread[name] = about
         of_episodes = [f"meta/{name}" for name, is_folder in root.children("meta", most=_SHOWN) if is_folder]
         self.beside: list[str] = [path for path in of_episodes if path != _ENDS]
         self.allowance: Allowance = self._arrays.allowance
+        self.inputs: InputFiles = self._arrays.inputs
+        #: The row after those that `spans` stated last.
+        self._stated = -1
         # Rows after the last end belong to no episode.
         self.add_file(list(self.arrays), int(ends[-1]) if len(ends) else 0)
 
     def _guarded(self) -> Guard:
         return Guard(self._file, format="zarr")
+
+    def _looked(self, name: str) -> _About | UnknownLayout | SchemaError | None:
+        """The description of an array, or why it cannot be read; None: there is no array."""
+        try:
+            with self._guarded():
+                return self._arrays.look(f"data/{name}")
+        except (UnknownLayout, SchemaError) as error:
+            return error
 
     def suggested(self) -> str:
         """See `Table`: the buffer itself states where episodes end."""
@@ -136,12 +164,35 @@ class ZarrTable(Table):
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
         found: dict[str, Any] = {}
+        if self._stated < 0 and self.inputs.are_far:  # Opening, and whoever states nothing.
+            self.inputs.expect(self._spans(rows, names))
         for name in names:
             shape = self.arrays[name].shape
             if not shape or shape[0] < self.rows[0]:
                 raise SchemaError(f"found the shape {shape}, expected {self.rows[0]} rows", column=name)
             found[name] = self._values(name, rows)
         return found
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
+        """See `Table`. A chunk that the rows before have a part of is kept, and was stated with them."""
+        goes_on = 0 <= self._stated - rows.start <= 1  # Parts of episodes have the row after them.
+        self._stated = rows.stop
+        yield from self._spans(rows, names, goes_on)
+
+    def _spans(self, rows: Rows, names: Collection[str], goes_on: bool = False) -> Iterator[Span]:
+        for name in names:
+            yield from self._arrays.spans(f"data/{name}", rows.start, rows.stop, goes_on)
+
+    def stretches(
+        self, names: Collection[str], files: Iterable[int] | None = None, *, rows: int | None = None
+    ) -> Iterator[Rows]:
+        """See `Table`."""
+        yield from super().stretches(names, files, rows=rows)
+        self._stated = -1  # Nothing is stated any more.
+
+    def close(self) -> None:
+        """Close all files."""
+        self._arrays.close()
 
     def _values(self, name: str, rows: Rows) -> NDArray[Any]:
         with self._guarded():
@@ -157,6 +208,8 @@ class _About(NamedTuple):
         packed: The codec that inflates its chunks; "": none.
         chunk_bytes: The bytes of a chunk, or of one within a shard.
         shard: Chunks in a shard; 0: chunks are files.
+        rows: The rows of a chunk, or of one within a shard.
+        parts: How many chunks with other rows a file has.
     """
 
     shape: tuple[int, ...]
@@ -164,36 +217,66 @@ class _About(NamedTuple):
     packed: str
     chunk_bytes: int
     shard: int
+    rows: int
+    parts: int
+
+
+class _File(NamedTuple):
+    """An open file, its bytes, and of a shard those at its end, which say where its chunks are."""
+
+    stream: IO[bytes]
+    size: int
+    chunks: bytes
 
 
 class _Arrays:
     """The arrays in a folder in zarr's format, opened by zarr."""
 
-    def __init__(self, root: Storage, limits: Limits) -> None:
+    def __init__(self, root: Storage, limits: Limits, name: str) -> None:
         with needs("zarr", "zarr"):
             from rlio.storage.zarr_store import CheckedStore
         self._root, self._limits = root, limits
         self._abouts: dict[str, _About | None] = {}
+        #: Path -> name of the file that describes the array, and what it says.
+        self._described: dict[str, tuple[str, dict[str, Any]]] = {}
+        #: The name of most descriptions comes first.
+        self._names = sorted(_DESCRIPTIONS, key=name.__ne__)
         self._open: dict[str, Any] = {}
+        #: Path -> first row and values of the last chunk that was read in part.
+        self._kept: dict[str, tuple[int, NDArray[Any]]] = {}
         self._store = CheckedStore(root, self._check, most=limits.group_bytes)
-        self._entries: list[Entry] | None = None
+        self._files: OpenFiles[int, _File] = OpenFiles(_OPEN_FILES, close=lambda file: file.stream.close())
         self._allowance: Allowance | None = None
 
     def files(self) -> list[InputFile]:
         """All files that are stored below ``data`` and ``meta``."""
         root, fs = self._root, None if self._root.is_local else self._root.fs
-        return [InputFile(fs, root.real(one.path), root.uri_of(one.path), one.size) for one in self._listed()]
+        return [InputFile(fs, root.real(one.path), root.uri_of(one.path), one.size) for one in self._listed]
 
+    @cached_property
     def _listed(self) -> list[Entry]:
-        if self._entries is None:
-            self._entries = [*self._root.list("data"), *self._root.list("meta")]
-        return self._entries
+        return [*self._root.list("data"), *self._root.list("meta")]
+
+    @cached_property
+    def inputs(self) -> InputFiles:
+        """Opens the files."""
+        return InputFiles(self.files())
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, int], list[int]]:
+        """Path of an array, and number of a row of files -> the numbers of these files."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for number, one in enumerate(self._listed):
+            folder, name, *rest = one.path.split("/", 2)
+            if rest and (row := _NUMBER.search(rest[0])):  # "0.0", "0/0", "c/0/0".
+                found.setdefault((f"{folder}/{name}", int(row[0])), []).append(number)
+        return found
 
     @property
     def allowance(self) -> Allowance:
         """That of all files."""
         if self._allowance is None:
-            self._allowance = Allowance(self._limits, stored=sum(one.size or 0 for one in self._listed()))
+            self._allowance = Allowance(self._limits, stored=sum(one.size or 0 for one in self._listed))
         return self._allowance
 
     def look(self, path: str) -> _About | None:
@@ -203,24 +286,27 @@ class _Arrays:
         return self._abouts[path]
 
     def _looked(self, path: str) -> _About | None:
-        names = [f"{path}/{name}" for name in (".zarray", "zarr.json")]
-        name = next((name for name in names if self._root.exists(name)), None)
-        found = {} if name is None else read_object(self._root, name, limits=self._limits)
-        if name is None or (name == names[1] and found.get("node_type") != "array"):
+        for name in self._names:
+            with contextlib.suppress(DataNotFound):
+                found = read_object(self._root, f"{path}/{name}", limits=self._limits)
+                break
+        else:
             return None
+        if name == _DESCRIPTIONS[1] and found.get("node_type") != "array":
+            return None
+        self._described[path] = name, found
         try:
-            about = _about_2(found) if name == names[0] else _about_3(found)
+            about = _about_2(found) if name == _DESCRIPTIONS[0] else _about_3(found)
         except UnknownLayout as error:
-            raise UnknownLayout(str(error), uri=self._root.uri_of(name)) from error
+            raise UnknownLayout(str(error), uri=self._root.uri_of(f"{path}/{name}")) from error
         if about.dtype.kind not in "biuf":
             raise SchemaError(f"found an array of {about.dtype}, expected numbers", column=path)
         most = self._limits.group_bytes // _PART
-        row = math.prod(about.shape[1:]) * about.dtype.itemsize
-        if max(about.chunk_bytes, row) > most or about.shard > self._limits.listed_names:
+        if max(about.chunk_bytes, _row_bytes(about)) > most or about.shard > self._limits.listed_names:
             raise UnsafeData(f"{excerpt(path)} has rows or chunks of more than {most} bytes: too large")
         size = math.prod(about.shape) * about.dtype.itemsize
         if size > self._limits.free_bytes:
-            inside = sum(one.size or 0 for one in self._listed() if one.path.startswith(f"{path}/"))
+            inside = sum(one.size or 0 for one in self._listed if one.path.startswith(f"{path}/"))
             self._limits.check_inflation(inside, size, f"{excerpt(path)} of shape {about.shape}")
         return about
 
@@ -229,20 +315,110 @@ class _Arrays:
         about = self.look(path)
         if about is None:
             raise CorruptData(f"{excerpt(path)} is no array")
-        rows = len(range(*slice(start, stop).indices(about.shape[0] if about.shape else 0)))
-        self.allowance.piece().spend(rows * math.prod(about.shape[1:]) * about.dtype.itemsize)
+        start, stop, _ = slice(start, stop).indices(about.shape[0] if about.shape else 0)
+        piece = self.allowance.piece()
+        piece.spend(max(0, stop - start) * _row_bytes(about))
         if path not in self._open:
-            self._open[path] = self._store.array(path)
-        return np.asarray(self._open[path][start:stop])
+            self._open[path] = self._store.array(path, *self._described[path])
+        # A chunk is read to its end, as zarr decodes it whole, and the next rows have the rest.
+        is_whole = start < stop and self._keeps(about)
+        end = min(_ceil(stop, about.rows) * about.rows, about.shape[0]) if is_whole else stop
+        first, kept = self._kept.get(path, (0, np.zeros(0)))
+        at = self._after(path, start)
+        found = [kept[start - first : stop - first]] if at > start else []
+        if at < stop or not found:
+            self._store.given = self._given(path, about, at, end)
+            try:
+                values = np.asarray(self._open[path][at:end])
+            except BaseException:
+                self._files.close()  # Bytes may have been damaged on their way: they are fetched again.
+                raise
+            self._store.given = {}
+            if not found and end == stop:
+                return values
+            kept = values[max(0, end - about.rows - at) :]
+            self._kept[path] = end - len(kept), kept
+            found.append(values[: stop - at])
+        return np.concatenate(found)
+
+    def _keeps(self, about: _About) -> bool:
+        """Whether the last chunk of an array is kept, if only some of its rows were read."""
+        return about.rows * _row_bytes(about) <= KEPT_BYTES // max(1, len(self._abouts))
+
+    def _after(self, path: str, row: int) -> int:
+        """The row after those that are kept from a row on; itself, if it is not kept."""
+        first, kept = self._kept.get(path, (0, ()))
+        return first + len(kept) if first <= row < first + len(kept) else row
+
+    def _given(
+        self, path: str, about: _About, start: int, stop: int
+    ) -> dict[str, tuple[int, dict[int, bytes]]]:
+        """What zarr will ask for to read some rows; see `CheckedStore`."""
+        found: dict[str, tuple[int, dict[int, bytes]]] = {}
+        piece = self.allowance.piece()
+        rows = start // about.rows, _ceil(stop, about.rows)
+        for number, low, high, count in self._places(path, about, *rows):
+            opened = self._opened(number, about)
+            stream, size, chunks = opened
+            parts = {size - len(chunks): chunks}
+            for begin, end in _ranges(opened, about, low, high):
+                wanted = max(0, min(end, size) - begin)
+                piece.spend(wanted)
+                stream.seek(begin)
+                parts[begin] = stream.read(wanted)
+            if high == count:  # Read to its end: open files share what is kept.
+                self._files.drop(number)
+            found[self._listed[number].path] = size, parts
+        return found
+
+    def _places(self, path: str, about: _About, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """The files of some rows of chunks: number; which of its own rows of chunks, and how many it has."""
+        for row in range(first // about.parts, _ceil(last, about.parts)):
+            before = row * about.parts
+            count = min(about.parts, _ceil(about.shape[0] if about.shape else 1, about.rows) - before)
+            for number in self._numbers.get((path, row), ()):
+                yield number, max(first - before, 0), min(last - before, count), count
+
+    def _opened(self, number: int, about: _About) -> _File:
+        if (found := self._files.get(number)) is None:
+            stream = self.inputs.open(number)
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - _index_bytes(about)))
+            found = self._files.add(number, _File(stream, size, stream.read()))
+        return found
+
+    def spans(self, path: str, start: int, stop: int, goes_on: bool) -> Iterator[Span]:
+        """See `Table.spans`. A guess, in shards that are not open. ``goes_on``: rows before were stated."""
+        about, start = self._abouts[path], self._after(path, start)
+        if about is None or start >= stop:
+            return
+        first = _ceil(start, about.rows) if goes_on and self._keeps(about) else start // about.rows
+        for number, low, high, count in self._places(path, about, first, _ceil(stop, about.rows)):
+            if (opened := self._files.peek(number)) is not None:
+                yield from ((number, *place) for place in _ranges(opened, about, low, high))
+                continue
+            size = self._listed[number].size or 0
+            end = max(0, size - _index_bytes(about))
+            margin = size // 16  # Chunks of one shard differ in bytes.
+            begin = end * low // count + (margin if goes_on else -margin)
+            yield number, max(0, begin) if low else 0, min(end, end * high // count + margin)
+            if low == 0 or not goes_on:
+                yield number, end, size
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+        self._kept.clear()
+        self.inputs.close()
 
     def _check(self, path: str, data: bytes, is_index: bool, is_part: bool) -> None:
         """Refuse a chunk that unpacks to more than its array says; see `CheckedStore`."""
         about = self._abouts.get(path)
         if about is None or is_index:
             return
-        pieces = [data] if is_part or not about.shard else _pieces(data, about.shard)
-        for piece in pieces:
-            _check_size(about.packed, piece, about.chunk_bytes, f"a chunk of {excerpt(path)}")
+        chunks = _chunks(data[-_index_bytes(about) :], about) if about.shard and not is_part else [(0, None)]
+        for start, stop in chunks:
+            _check_size(about.packed, data[start:stop], about.chunk_bytes, f"a chunk of {excerpt(path)}")
 
 
 def _about_2(found: Mapping[str, Any]) -> _About:
@@ -253,7 +429,7 @@ def _about_2(found: Mapping[str, Any]) -> _About:
     kind = np.dtype(dtype)
     packer = found.get("compressor")
     names = [one.get("id") for one in (*(found.get("filters") or ()), *([packer] if packer else []))]
-    return _About(shape, kind, _packed(names), math.prod(chunks) * kind.itemsize, 0)
+    return _About(shape, kind, _packed(names), math.prod(chunks) * kind.itemsize, 0, max((1, *chunks[:1])), 1)
 
 
 def _about_3(found: Mapping[str, Any]) -> _About:
@@ -262,7 +438,7 @@ def _about_3(found: Mapping[str, Any]) -> _About:
     chunks = _numbers(found["chunk_grid"]["configuration"]["chunk_shape"])
     if not isinstance(dtype, str) or found["chunk_grid"]["name"] != "regular":
         raise SchemaError(f"found the data type {excerpt(dtype)}, expected numbers in a regular grid")
-    kind, codecs, shard = np.dtype(dtype), found["codecs"], 0
+    kind, codecs, shard, rows = np.dtype(dtype), found["codecs"], 0, max((1, *chunks[:1]))
     if [codec["name"] for codec in codecs] == [_SHARDS]:
         about = codecs[0]["configuration"]
         inner, index = _numbers(about["chunk_shape"]), [codec["name"] for codec in about["index_codecs"]]
@@ -270,9 +446,9 @@ def _about_3(found: Mapping[str, Any]) -> _About:
             raise UnknownLayout(f"found an index of shards by {excerpt(index)}, expected that of zarr itself")
         shard = math.prod(outer // part for outer, part in zip(chunks, inner, strict=True))
         chunks, codecs = inner, about["codecs"]
-    return _About(
-        shape, kind, _packed([codec["name"] for codec in codecs]), math.prod(chunks) * kind.itemsize, shard
-    )
+    packed, inner_rows = _packed([codec["name"] for codec in codecs]), max((1, *chunks[:1]))
+    size, parts = math.prod(chunks) * kind.itemsize, max(1, rows // inner_rows)
+    return _About(shape, kind, packed, size, shard, inner_rows, parts)
 
 
 def _numbers(found: Sequence[Any]) -> tuple[int, ...]:
@@ -295,14 +471,33 @@ def _packed(codecs: Sequence[Any]) -> str:
     return packed[0] if packed else ""
 
 
-def _pieces(shard: bytes, count: int) -> Iterator[bytes]:
-    """The chunks in a shard, whose index is at its end."""
-    index = np.frombuffer(shard[-16 * count - 4 : -4], "<u8")
-    if len(index) != 2 * count:
-        raise CorruptData(f"a shard has {len(shard)} bytes, too few for its index")
-    for start, size in index.reshape(count, 2).tolist():
-        if start < 2**63:
-            yield shard[start : start + size]
+def _row_bytes(about: _About) -> int:
+    return math.prod(about.shape[1:]) * about.dtype.itemsize
+
+
+def _ceil(rows: int, of: int) -> int:
+    return -(-rows // of)
+
+
+def _index_bytes(about: _About) -> int:
+    """Bytes at the end of a shard: first byte and size of each chunk, and a checksum."""
+    return 16 * about.shard + 4 if about.shard else 0
+
+
+def _chunks(index: bytes, about: _About, low: int = 0, high: int | None = None) -> Iterator[tuple[int, int]]:
+    """The bytes ``[start, stop)`` of some rows of chunks in a shard."""
+    found = np.frombuffer(index[:-4], "<u8")
+    if len(found) != 2 * about.shard:
+        raise CorruptData(f"a shard ends with {len(index)} bytes, too few for its index")
+    for start, size in found.reshape(about.parts, -1, 2)[low:high].reshape(-1, 2).tolist():
+        if start < 2**63:  # Otherwise the chunk has the fill value.
+            yield start, start + size
+
+
+def _ranges(file: _File, about: _About, low: int, high: int) -> list[tuple[int, int]]:
+    """What zarr asks for to read some rows of the chunks in a file."""
+    is_whole = (low, high) == (0, about.parts)
+    return [(0, file.size)] if is_whole else [*_chunks(file.chunks, about, low, high)]
 
 
 def _check_size(packed: str, data: bytes, most: int, what: str) -> None:
@@ -323,11 +518,14 @@ def _size_of(packed: str, data: bytes, most: int) -> int:
         return int.from_bytes(data[4:8], "little")
     if packed == "lz4":
         return int.from_bytes(data[:4], "little")
-    if packed == "zstd" and (claimed := zstandard.frame_content_size(data)) >= 0:
-        return claimed
     if packed == "zstd":
-        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
-            return _counted(lambda: stream.read(_BLOCK), most)
+        try:
+            if (claimed := zstandard.frame_content_size(data)) >= 0:
+                return claimed
+            with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
+                return _counted(lambda: stream.read(_BLOCK), most)
+        except zstandard.ZstdError as error:
+            raise CorruptData(f"found a chunk that zstd cannot read: {error}") from error
     if packed in ("gzip", "zlib"):
         unpacker, left = zlib.decompressobj(wbits=47), [data]
 

@@ -68,16 +68,18 @@ class Log:
         """Why the log no longer protects its rows; None again once they are published."""
         return self._failure
 
-    def promise(self, uri: str) -> str:
+    def promise(self, uri: str, *, again: bool = True) -> str:
         """Return the message that says where unstored rows are and what stores them.
 
         Args:
             uri: The data set's root.
+            again: Whether `close` tries again.
         """
         folder = self._spool.folder
         command = f"rlio recover {uri}" + ("" if folder is None else f" --spool {os.fspath(folder)}")
+        retry = "close() tries again, and " if again else ""
         return (
-            f"they are safe in the log {self.path}; close() tries again, and after this process has ended "
+            f"they are safe in the log {self.path}; {retry}after this process has ended "
             f"the next writer there, or `{command}`, stores them"
         )
 

@@ -389,11 +389,16 @@ class Publisher:
         told.__cause__ = error
         return told
 
-    def _safe(self) -> str:
-        """Return the message that says where unstored rows are and what stores them."""
+    def _safe(self, *, again: bool = True) -> str:
+        """Return the message that says where unstored rows are and what stores them.
+
+        Args:
+            again: Whether `close` tries again, which takes a living thread.
+        """
         if self.log is None or not os.path.isdir(self.log.path):
-            return "they are only in memory, and lost when this process ends; close() tries again"
-        return self.log.promise(self.storage.uri)
+            retry = "; close() tries again" if again else ""
+            return f"they are only in memory, and lost when this process ends{retry}"
+        return self.log.promise(self.storage.uri, again=again)
 
     # ---- in the thread ----
 
@@ -415,7 +420,7 @@ class Publisher:
         if self._died is not None:
             raise PublishError(
                 f"the thread that stores shards has died ({self._died!r}), with rows that are not stored: "
-                f"{self._safe()}; report this",
+                f"{self._safe(again=False)}; report this",
                 uri=self.storage.uri,
             ) from self._died
 

@@ -45,7 +45,7 @@ class VectorRows:
         )
         self._action_leaves = leaves_of(envs.single_action_space)
         self._action_shape = (self._envs, *self._action_leaves[0].shape)
-        self._ids = np.random.default_rng(seed)
+        self._bits = np.random.default_rng(seed).bit_generator
         self._eps_id = np.zeros(self._envs, np.int64)
         self._t = np.zeros(self._envs, np.int64)
         self._env_seed = np.full(self._envs, -1, np.int64) if seeds else None
@@ -86,7 +86,8 @@ class VectorRows:
         if self._env_seed is not None:
             self._env_seed[which] = -1
         self._t[which] = 0
-        ids = self._ids.integers(0, 1 << 63, int(which.sum()), dtype=np.int64)
+        # The numbers that `Generator.integers(1 << 63)` draws, in less time.
+        ids = self._bits.random_raw(np.count_nonzero(which)) >> 1
         self._eps_id[which] = ids
         self._starts.update(dict.fromkeys(ids.tolist(), utc_ms()))
 

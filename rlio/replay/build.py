@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -196,7 +196,9 @@ def build(given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows)
     decoded = batches_of(reader, segments, rows.pools)
     parts = {segment: SegmentRows() for segment in segments}
     # A background thread decodes one group ahead of this thread, which packs.
-    with closing(BackgroundThread("rlio-decode")) as thread:
+    with ExitStack() as after:
+        after.callback(reader.forget)  # Of a build that failed, what failed ahead of its turn, too.
+        thread = after.enter_context(closing(BackgroundThread("rlio-decode")))
         coming = thread.submit(next, decoded, None)
         while (found := coming.result()) is not None:
             if given.stop.is_set():

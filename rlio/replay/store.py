@@ -21,15 +21,15 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from traceback import clear_frames
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from tqdm import tqdm
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.errors import ClosedError, OptionError, SchemaError, excerpt
+from rlio.errors import ClosedError, OptionError, SchemaError, StoreError, excerpt
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.opening import open_source
@@ -129,9 +129,14 @@ class ReplayStore(Described):
         self._scratch = None if folder is None else ScratchArrays(folder)
         self._stop = threading.Event()
         self._builder: threading.Thread | None = None
-        #: Whether the builder finished, with or without an error.
-        self._finished = False
+        #: A live store is loaded. "raised": the object store failed, and a call has raised its error; the
+        #: next one loads all rows anew.
+        self._phase: Literal["loading", "loaded", "failed", "raised"] = "loaded"
         self._failure: BaseException | None = None
+        #: What `_build` is called with.
+        self._given: tuple[Source, Literal["raise", "skip"], frozenset[str] | None, bool | None]
+        #: Closed once the rows are loaded, or never will be.
+        self._ending = ExitStack()
         self._folder: CacheFolder | None = None
         #: Saved priorities and where they were, for the first sampler that `prioritised` makes.
         self._loaded: tuple[Mapping[str, Any], str] | None = None
@@ -240,28 +245,42 @@ class ReplayStore(Described):
             )
         store._source, store._missing = source, missing
         wanted = None if columns is None else frozenset(columns)
-        store._start(partial(store._build, source, on_error, wanted, progress), then)
+        store._given = source, on_error, wanted, progress
+        if then is not None:
+            store._ending.callback(then)
+        store._start()
         if wait:
-            store.wait()
+            try:
+                store.wait()
+            except StoreError:
+                store.close()  # Nobody else can.
+                raise
         return store
 
-    def _start(self, build: Callable[[], None], then: Callable[[], None] | None) -> None:
-        """Run the build in a background thread, and ``then`` after it."""
+    def _start(self) -> None:
+        """Load the rows in a background thread."""
+        self.damage = Damage()
+        builder = threading.Thread(target=self._run, name="rlio-build", daemon=True)
+        with self._changed:  # The thread takes it at its end.
+            builder.start()
+            self._builder, self._phase, self._failure = builder, "loading", None
 
-        def run() -> None:
-            try:
-                with ExitStack() as after:
-                    if then is not None:
-                        after.callback(then)
-                    build()
-            except BaseException as error:
-                self._failure = error
+    def _run(self) -> None:
+        try:
+            with ExitStack() as after:
+                after.callback(self._ending.close)
+                try:
+                    self._build(*self._given)
+                except StoreError:
+                    after.pop_all()  # The rows are not given up.
+                    raise
+        except BaseException as error:
+            clear_frames(error.__traceback__)  # They hold the rows so far.
             with self._changed:
-                self._finished = True
-                self._changed.notify_all()
-
-        self._builder = threading.Thread(target=run, name="rlio-build", daemon=True)
-        self._builder.start()
+                self._failure = error
+        with self._changed:
+            self._phase = "loaded" if self._failure is None else "failed"
+            self._changed.notify_all()
 
     def _build(
         self,
@@ -316,7 +335,7 @@ class ReplayStore(Described):
     @property
     def ready(self) -> bool:
         """Whether all rows are loaded, or the build failed."""
-        return self._builder is None or self._finished or not self._builder.is_alive()
+        return self._phase != "loading" or self._builder is None or not self._builder.is_alive()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all rows are loaded.
@@ -328,36 +347,46 @@ class ReplayStore(Described):
             Whether all rows are loaded.
 
         Raises:
-            RlioError: The build failed, for any reason.
+            RlioError: The build failed, for any reason. After a StoreError, the next call loads all rows
+                anew.
             ClosedError: The store was closed before.
         """
         return self.wait_unless(lambda: False, timeout)
 
     def wait_unless(self, given_up: Callable[[], bool], timeout: float | None = None) -> bool:
         """Like `wait`, until `wake` is called and ``given_up()`` is true; then raise ClosedError."""
-        if not self.wait_ended(given_up, timeout):
-            return False
-        if self._failure is not None:
-            raise self._failure
+        if self._phase == "loaded":
+            return True
+        with self._changed:
+            if self._phase == "raised":
+                self.check_open()
+                self._start()
+            if not self.wait_ended(given_up, timeout):
+                return False
+            if self._failure is not None:
+                if isinstance(self._failure, StoreError):
+                    self._phase = "raised"
+                raise self._failure
         return True
 
     def wait_ended(self, given_up: Callable[[], bool] = lambda: False, timeout: float | None = None) -> bool:
         """Like `wait_unless`, but a build that failed has ended, too: `wait` raises its error."""
-        if not (self.ready or given_up()):
-            # Releases the lock, also if this thread holds it already: other threads, and a fork, then get it.
-            with self._changed:
-                self._changed.wait_for(lambda: self.ready or self._closed or given_up(), timeout)
-        if not self.ready:
-            self.check_open()
-            if given_up():
-                raise ClosedError("the reader was closed while it waited for its store to be built")
-            return False
-        if self._builder is not None and not self._finished:
-            raise ClosedError(
-                "the store was still being built when this process was forked: open the store again in this "
-                "process, or call wait() before forking",
-                uri=self.uri,
-            )
+        if self._phase == "loaded":
+            return True
+        # Releases the lock, also if this thread holds it already: other threads, and a fork, then get it.
+        with self._changed:
+            self._changed.wait_for(lambda: self.ready or self._closed or given_up(), timeout)
+            if not self.ready:
+                self.check_open()
+                if given_up():
+                    raise ClosedError("the reader was closed while it waited for its store to be built")
+                return False
+            if self._phase == "loading":
+                raise ClosedError(
+                    "the store was still being built when this process was forked: open the store again in "
+                    "this process, or call wait() before forking",
+                    uri=self.uri,
+                )
         return True
 
     def wake(self) -> None:
@@ -673,6 +702,8 @@ class ReplayStore(Described):
                 self._scratch.close()
         if self._builder is not None:
             self._builder.join()
+        if self._phase != "loading":  # In a fork, the parent's builder may be using it.
+            self._ending.close()
 
     def __enter__(self) -> Self:
         return self

@@ -41,7 +41,7 @@ from rlio.sampling.progress import Progress, shares_of
 from rlio.sampling.recorder import until_last
 from rlio.sampling.runner import Runner
 from rlio.sampling.runner_seeds import RunnerSeeds
-from rlio.sampling.trajectories import with_sequences, without_states
+from rlio.sampling.trajectories import piece_starts, with_sequences, without_states
 from rlio.sampling.vector_loop import VectorLoop
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class EnvRunner(Runner[Episode]):
         self._done_rows = Postprocessed()
         #: Rows of the next batch of fragments; 0: it will have whole episodes.
         self._wanted_rows = 0
+        #: Ids of the episodes that ended before the last batch, in the order of their ends.
+        self._over: NDArray[np.int64] = np.zeros(0, np.int64)
         loop = VectorLoop(
             self._stepper,
             self.policy,
@@ -304,8 +306,6 @@ class EnvRunner(Runner[Episode]):
         steps = self._begin_call(steps)
         if not self._loop.is_ready:
             self._begin()
-        waiting = set(self._loop.recorder.scalar(Columns.EPS_ID).tolist())
-        self._loop.episodes.over = [each for each in self._loop.episodes.over if each in waiting]
         if episodes:
             return self._handed_out(self._complete(0, episodes))
         rows = steps * self.num_envs if total is None else total
@@ -385,6 +385,7 @@ class EnvRunner(Runner[Episode]):
     def _handed_out(self, chosen: NDArray[np.bool_] | None) -> SampleBatch:
         """Take the rows ``chosen``, shape (steps, N), or None for all, out of the recorder as a batch."""
         loop, episodes = self._loop, self._loop.episodes
+        self._over = loop.recorder.column(Columns.EPS_ID)[loop.recorder.ended]
         episodes.update()
         batch = self._wanted(self._numbered(chosen))
         if len(batch) and not loop.at_random:  # postprocessing needs the policy's own extra columns
@@ -446,8 +447,10 @@ class EnvRunner(Runner[Episode]):
         columns[Columns.ENV_ID] = np.repeat(np.arange(len(counts)), counts)
         columns[Columns.AGENT_INDEX] = np.zeros(len(eps_id), np.int64)
         columns[Columns.UNROLL_ID] = self._progress.unroll_ids(eps_id)
-        waiting = np.unique(self._loop.recorder.scalar(Columns.EPS_ID)).tolist()
-        starts = self._loop.episodes.take_starts(np.unique(eps_id).tolist(), waiting=waiting)
+        starts = self._loop.episodes.take_starts(
+            np.unique(eps_id[piece_starts(eps_id)]).tolist(),
+            waiting=self._loop.recorder.scalar(Columns.EPS_ID).tolist(),
+        )
         return SampleBatch(columns, episode_starts=starts)
 
     def _wanted(self, batch: SampleBatch) -> SampleBatch:
@@ -477,7 +480,7 @@ class EnvRunner(Runner[Episode]):
         batch = self._sampled(steps, total=total, episodes=episodes or 0)
         rows_of_episodes = without_states(batch).split_by_episode() if len(batch) else []
         # Ended episodes come first, in the order of their ends, and then the running ones, as in RLlib.
-        places = {eps_id: place for place, eps_id in enumerate(loop.episodes.over)}
+        places = {eps_id: place for place, eps_id in enumerate(self._over.tolist())}
         rows_of_episodes.sort(key=lambda rows: places.get(int(rows[Columns.EPS_ID][0]), len(places)))
         running = loop.episodes.ids.union(loop.recorder.scalar(Columns.EPS_ID).tolist())
         return self._look_back.follow(map(Episode.from_batch, rows_of_episodes), running=running)

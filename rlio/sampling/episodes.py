@@ -83,7 +83,6 @@ class Episodes:
         are_shown: Whether a callback or the caller uses `running`.
         running: The episode of each environment, as callbacks see it.
         known: Episodes that may have waiting rows, by id.
-        over: Ids of ended episodes, in the order of their ends; the caller forgets them.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Episodes:
         self.eps_id: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self.t: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self.totals: NDArray[np.float64] = np.zeros(num_envs)
-        self._began = np.zeros(num_envs)
+        self._began = [0.0] * num_envs
         self.starts: dict[int | str, int] = {}
         self._wants = overridden(callbacks) & _HOOKS
         self.are_shown: bool = bool(self._wants) or keeps_media
@@ -108,7 +107,6 @@ class Episodes:
             RunningEpisode(-1, env, worker_index) for env in range(num_envs)
         ]
         self.known: dict[int, RunningEpisode] = {}
-        self.over: list[int] = []
         self._callbacks, self._metrics = callbacks, metrics
         self._runner, self._worker_index = runner, worker_index
         self._paths = [leaf.path for leaf in leaves_of(space)]
@@ -130,11 +128,10 @@ class Episodes:
 
     def begin(self) -> None:
         """Begin an episode in every environment."""
-        now = time.perf_counter()
+        now, began_at = time.perf_counter(), utc_ms()
         self.starts.clear()
-        self.over.clear()
         for env in range(len(self.t)):
-            self._renew(env, now)
+            self._renew(env, now, began_at)
         self.known.clear()
         self._over = list(range(len(self.t)))
         self._create()
@@ -187,17 +184,16 @@ class Episodes:
 
         A callback is called before the episode goes into the metrics.
         """
-        now = time.perf_counter()
+        now, began_at, shown = time.perf_counter(), utc_ms(), self.are_shown
         plain = []
         # A loop, because few episodes end in a step, and a masked assignment costs more than several rows.
         for env in envs:
-            total, length, duration = self.totals.item(env), self.t.item(env), now - self._began.item(env)
-            if self.are_shown:
+            total, length, duration = self.totals.item(env), self.t.item(env), now - self._began[env]
+            if shown:
                 ended = self.updated(env)
                 self._show_end(ended)
                 _forget_values(ended)
-            self.over.append(self.eps_id.item(env))
-            self._renew(env, now)
+            self._renew(env, now, began_at)
             episode = self.running[env]
             if games and env in games:
                 game = games[env]
@@ -205,7 +201,7 @@ class Episodes:
                     continue
                 total, length, duration = game.total_reward, game.length, math.nan
                 episode = replace(episode, total_reward=total, length=length)
-            if self.are_shown:
+            if shown:
                 self._metrics.episode_ended(episode, duration=duration)
             else:
                 plain.append((total, length, duration))
@@ -214,14 +210,14 @@ class Episodes:
 
     def fail(self, envs: Sequence[int], errors: Mapping[int, Exception], *, rows: int) -> None:
         """Discard the episodes of the failed ``envs``, with ``rows`` rows, and begin new ones."""
-        now = time.perf_counter()
+        now, began_at = time.perf_counter(), utc_ms()
         for env in envs:
             # It may have ended in this step, and the next one has not begun.
             if self.are_shown and env not in self._over:
                 episode = self.updated(env)
                 self._show_end(episode, errors.get(env))
                 self.known.pop(episode.eps_id, None)
-            self._renew(env, now)
+            self._renew(env, now, began_at)
         self._metrics.episodes_failed(len(envs), rows=rows)
 
     def renew(self, env: int, obs: Any = None, infos: Sequence[Any] = ()) -> None:
@@ -256,13 +252,13 @@ class Episodes:
             for env in range(len(self.running)):
                 self.updated(env)
 
-    def _renew(self, env: int, now: float) -> None:
+    def _renew(self, env: int, now: float, began_at: int) -> None:
         if not self._drawn:
             drawn = self._ids.integers(0, 1 << 63, _IDS_AT_ONCE, dtype=np.int64, endpoint=False)
             self._drawn = drawn[::-1].tolist()
         eps_id = self._drawn.pop()
         self.eps_id[env] = eps_id
-        self.starts[eps_id] = utc_ms()
+        self.starts[eps_id] = began_at
         self.t[env] = 0
         self.totals[env] = 0.0
         self._began[env] = now
@@ -314,7 +310,7 @@ class Episodes:
         """The `starts` of episodes; forgets those of others that neither run nor have ``waiting`` rows."""
         taken: dict[int | str, int] = {eps_id: self.starts[eps_id] for eps_id in eps_ids}
         wanted = self.ids.union(waiting)
-        self.starts = {eps_id: start for eps_id, start in self.starts.items() if eps_id in wanted}
+        self.starts = {eps_id: self.starts[eps_id] for eps_id in wanted}
         return taken
 
     def keep(self, eps_ids: Iterable[int]) -> None:

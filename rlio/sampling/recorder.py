@@ -30,7 +30,7 @@ from rlio.batch import Column
 from rlio.batch.columns import Columns
 from rlio.batch.copies import own_copy
 from rlio.envs.leaves import leaf_of
-from rlio.envs.values import fitted
+from rlio.envs.values import fitted, is_plain
 from rlio.sampling.row_store import RowStore, assign, nested
 
 if TYPE_CHECKING:
@@ -124,14 +124,19 @@ class StepRecorder(RowStore):
 
     def _fitting(self, obs: Any) -> list[Any]:
         """The leaves of a batch of observations, which may be the environments' own arrays."""
-        where = {"column": Columns.OBS, "giver": "the environment or a connector"}
         leaves = self._observation_leaves
+        if leaves and is_plain(leaves, obs, self._obs[0].shape[1:]):
+            return [obs]
+        where = {"column": Columns.OBS, "giver": "the environment or a connector"}
         return [fitted(leaf, leaf_of(obs, leaf.path), rows=self.num_envs, **where) for leaf in leaves]
 
     def _write_obs(self, values: list[Any]) -> None:
         at = self.steps
         for leaf, buffer, value in zip(self._observation_leaves, self._obs, values, strict=True):
-            assign(buffer, at, own_copy(value) if leaf.is_object else value)
+            if leaf.is_object:
+                assign(buffer, at, own_copy(value))
+            else:
+                buffer[at] = value
         self._look()
 
     def check_extras(self, extras: Mapping[str, Any]) -> None:
@@ -255,11 +260,18 @@ class StepRecorder(RowStore):
             each environment, shape (N,).
         """
         steps = self.steps
+        rest = None if chosen is None else self.valid & ~chosen
         if chosen is None and not self._all_valid:
             chosen = self.valid
         columns = self._taken(steps, None if chosen is None else chosen.T)
         counts = np.full(self.num_envs, steps) if chosen is None else chosen.sum(axis=0)
-        self._drop(np.zeros((steps, self.num_envs), bool) if chosen is None else self.valid & ~chosen)
+        if rest is None:
+            for buffer in self._obs:
+                buffer[0] = buffer[steps]
+            self.clear()
+            self._look()
+        else:
+            self._drop(rest)
         return columns, counts.astype(np.int64)
 
     def column(self, name: str) -> NDArray[np.int64]:

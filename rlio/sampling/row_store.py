@@ -17,7 +17,7 @@ from rlio.batch import Column
 from rlio.batch.columns import Columns
 from rlio.batch.nested import unflatten
 from rlio.envs.leaves import Leaf, leaf_of, leaves_of
-from rlio.envs.values import fitted, in_numpy, text_column
+from rlio.envs.values import fitted, in_numpy, is_plain, text_column
 from rlio.errors import SchemaError, excerpt
 
 if TYPE_CHECKING:
@@ -148,8 +148,11 @@ class RowStore:
         Raises:
             SchemaError: The actions do not fit the space.
         """
+        leaves = self._action_leaves
+        if leaves and is_plain(leaves, actions, (n, *leaves[0].shape)):
+            return [actions]
         found = []
-        for leaf in self._action_leaves:
+        for leaf in leaves:
             value = leaf_of(actions, leaf.path) if leaf.path else actions
             found.append(fitted(leaf, value, column=Columns.ACTIONS, giver="the policy", rows=n))
         return found
@@ -162,7 +165,10 @@ class RowStore:
         """
         if not extras and self._extras is not None and not self._extras:
             return {}
-        arrays = {name: _extra(value) for name, value in extras.items()}
+        arrays = {
+            name: value if type(value) is np.ndarray and value.dtype.kind in "biuf" else _extra(value)
+            for name, value in extras.items()
+        }
         if self._extras is None:
             for name, array in arrays.items():
                 is_misfit = isinstance(extras[name], tuple) or array.shape[:1] != (n,)
@@ -203,8 +209,6 @@ class RowStore:
 
 def _extra(value: Any) -> NDArray[Any]:
     """Rows of a further column; texts as objects, because a buffer cuts texts longer than the first."""
-    if type(value) is np.ndarray and value.dtype.kind in "biuf":
-        return value
     texts = text_column(value)
     return in_numpy(value) if texts is None else texts
 
@@ -224,7 +228,7 @@ def _longer(buffer: NDArray[Any], entries: int, used: int) -> NDArray[Any]:
 
 def assign(buffer: NDArray[Any], at: Any, values: Any) -> None:
     """Set ``buffer[at] = values``, one by one for objects, because NumPy would unpack them."""
-    if buffer.dtype != object:
+    if buffer.dtype.kind != "O":
         buffer[at] = values
         return
     if isinstance(at, int):

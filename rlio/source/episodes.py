@@ -216,6 +216,10 @@ class EpisodeFiles(GroupFiles):
             row_bytes=layout.row_bytes,
         )
 
+    def again(self, columns: Collection[str], on_error: Literal["raise", "skip"]) -> EpisodeFiles:
+        """The same open episodes as another source, for other columns."""
+        return EpisodeFiles(self.layout, about=self._about, columns=columns, on_error=on_error)
+
     @property
     def uri(self) -> str:
         return self.layout.uri

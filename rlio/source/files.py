@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import weakref
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,8 +117,9 @@ class GroupFiles(FileSource):
         self.rows, self.units = rows, rows if units is None else units
         self.window_rows: int | None = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
         starts = [0, *accumulate(rows)]
+        this: GroupFiles = weakref.proxy(self)  # It has the segments: it is freed once it is dropped.
         self._segments = [
-            _Segment(number, path, groups, first, stop - first, self)
+            _Segment(number, path, groups, first, stop - first, this)
             for number, (path, groups) in enumerate(segments)
             for first, stop in [(starts[groups.start], starts[groups.stop])]
             if first < stop

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Self, TypeAlias, cast
 
 from rlio.catalog import listing as listings
@@ -102,9 +101,12 @@ class DatasetSnapshot(Described, Source):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle the listing too: other processes see the same rows and need not list again.
+        # Pickle the listing too, and the schemas that were read: other processes see the same rows, and
+        # request nothing but these.
         at = None if self._at is None else self.snapshot()
-        return partial(type(self), at=at), (self.storage, self._listing)
+        known: Mapping[str, Schema] = self.__dict__.get("schemas", {})
+        texts = {name: schema.text for name, schema in known.items()}
+        return _unpickled, (type(self), self.storage, self._listing, at, texts)
 
     def _cover(self, writer: str) -> Coverage:
         """Return the segments that serve the rows of ``writer`` in this data set."""
@@ -409,6 +411,19 @@ class DatasetSnapshot(Described, Source):
             return f" of the {self._at[writer].stop} rows that the snapshot has{known}"
         sealed = self._listing.sealed.get(writer, 0)
         return f" of the {sealed} rows with which it was closed" if sealed else ""
+
+
+def _unpickled(
+    kind: type[DatasetSnapshot],
+    storage: Storage,
+    listing: Listing,
+    at: Snapshot | None,
+    texts: Mapping[str, str],
+) -> DatasetSnapshot:
+    found = kind(storage, listing, at=at)
+    if texts:
+        found.schemas = {name: Schema.from_text(text, limits=storage.limits) for name, text in texts.items()}
+    return found
 
 
 def rows_waiting(storage: Storage) -> str:

@@ -416,6 +416,7 @@ class SpanReader:
         at: int,
         stop: int | None = None,
         *,
+        ends: Sequence[int] | None = None,
         attributes: bool = True,
     ) -> tuple[Sequence[StoredSegment], Folded] | None:
         """Read the whole segment at index ``at`` and short ones after it together.
@@ -424,25 +425,37 @@ class SpanReader:
             segments: The segments, in order.
             at: Index of the first to read.
             stop: Index after the last that may be read; None: there is none.
+            ends: Ascending indices, at one of which what is read must end; None: at any.
             attributes: Whether batches of rows must have the attributes that they were written with.
 
         Returns:
             The segments that were read, at least two, and all of their rows; None if the first must be read
-            by itself: it is not short, or one of them is damaged, which is then lost alone.
+            by itself: it is not short, or one of them is damaged, which is then lost alone; or if none of
+            ``ends`` is reached.
         """
         joins = self._joins and self.counting.by_row and at != stop
         if not joins or segments[at].path in self._alone:
             return None
         found, opened = self._neighbours(segments, at, stop)
+        if ends is not None:
+            most = max((end - at for end in ends if end - at <= len(found)), default=0)
+            found, opened = found[:most], opened[:most]
         if len(found) < 2:
             return None
-        with contextlib.suppress(CorruptData, DataNotFound, SchemaError):
+        where = None
+        try:
             joined = opened[0].joined(opened[1:], self._columns(opened[0]))
             whole = len(joined.batch) == sum(segment.rows for segment in found)
             self._joins = not (attributes and joined.batch.num_grad_updates is not None)
             if whole and self._joins:
                 return found, replace(joined, batch=self.filled(joined.batch))
-        self._alone = {segment.path for segment in found}
+        except (CorruptData, DataNotFound, SchemaError) as error:
+            where = error.uri
+        # The first one is named by errors of them all, too.
+        named = {each.path for each in found[1:] if self.source.uri_of(each.path) == where}
+        self._alone = named or {each.path for each in found}
+        for each in found:  # Some were decoded, and are opened again to be joined.
+            self._open.drop(each.path)
         return None
 
     def _neighbours(
@@ -452,7 +465,7 @@ class SpanReader:
         found: list[StoredSegment] = []
         together = Together()
         for segment in islice(segments, at, stop):
-            if not together.has_room(segment.rows):
+            if not together.has_room(segment.rows) or (found and segment.path in self._alone):
                 break
             try:
                 opened = self.open(segment)

@@ -164,7 +164,7 @@ class VideoStream:
                     self._looked = self._opened()
                 yield self._looked
             except BaseException:
-                self._looked = None
+                self._close_looked()
                 raise
 
     def frames(self, times: Sequence[int], shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
@@ -177,14 +177,31 @@ class VideoStream:
             _use(self)
             with self._lock, _explained(self.uri):
                 self._check()
-                if self._decoder is None:
-                    self._decoder = _Decoder(*self._opened(), shape)
                 try:
+                    if self._decoder is None:
+                        self._decoder = _Decoder(*self._opened())
                     frame = self._decoder.at(time, shape)
                 except BaseException:
-                    self._decoder = None
+                    self._close_decoder()
                     raise
             yield frame
+
+    def close(self) -> None:
+        """Close the file, which is opened again when it is needed. For who has the lock."""
+        self._close_looked()
+        self._close_decoder()
+
+    # A file and its stream refer to each other. If it were not closed, the decoder would stay until the next
+    # collection of garbage. In a fork, that waits for the decoder's threads, which are not there, or crashes.
+    def _close_looked(self) -> None:
+        looked, self._looked = self._looked, None
+        if looked is not None:
+            looked[0].close()
+
+    def _close_decoder(self) -> None:
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            decoder.close()
 
     def _check(self) -> None:
         if self._is_checked:
@@ -261,12 +278,10 @@ def _packets(container: Any, video: Any, time: int) -> Iterator[Any]:
 class _Decoder:
     """A video that is decoded from its beginning on, or from where it was sought."""
 
-    def __init__(self, container: Any, video: Any, shape: tuple[int, ...]) -> None:
+    def __init__(self, container: Any, video: Any) -> None:
         self._container, self._video = container, video
-        self._check_size(video, shape)
-        self._reach = round(_AHEAD / (video.average_rate or 1) / video.time_base)
         self._frames: Iterator[Any] | None = None
-        self._at = 0
+        self._at = self._reach = 0
         # The new_obs of the last row of a group is the obs of the first row of the next one.
         self._last: NDArray[np.uint8] | None = None
 
@@ -274,6 +289,9 @@ class _Decoder:
         """The frame that is shown at ``time``."""
         if self._last is not None and time == self._at:
             return self._last
+        if self._frames is None:
+            self._check_size(self._video, shape)
+            self._reach = round(_AHEAD / (self._video.average_rate or 1) / self._video.time_base)
         if self._frames is None or not self._at < time <= self._at + self._reach:
             packets = _packets(self._container, self._video, time)
             self._frames = (frame for packet in packets for frame in packet.decode())
@@ -291,6 +309,13 @@ class _Decoder:
             self._last = frame.to_ndarray(format="rgb24")
             return self._last
         raise CorruptData(f"the video has no frame at {time}")
+
+    def close(self) -> None:
+        """Close the file; the decoder is freed with this object."""
+        self._frames = None
+        if hasattr(decoder := self._video.codec_context, "close"):  # In PyAV 12, the file's does not do it.
+            decoder.close(strict=False)
+        self._container.close()
 
     def _check_size(self, found: Any, shape: tuple[int, ...]) -> None:
         if (found.height, found.width, 3) != shape:
@@ -342,8 +367,10 @@ def _use(stream: VideoStream) -> None:
         _recent.move_to_end(stream)
         oldest = _recent.popitem(last=False)[0] if len(_recent) > _OPEN else None
     if oldest is not None and oldest._lock.acquire(blocking=False):
-        oldest._looked = oldest._decoder = None
-        oldest._lock.release()
+        try:
+            oldest.close()
+        finally:
+            oldest._lock.release()
 
 
 def _let_go_in_child() -> None:

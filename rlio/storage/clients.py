@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from rlio.storage.parallel import REQUESTS
@@ -78,6 +79,7 @@ class Clients:
         protocols = protocols_of(fs)
         self._connecting = not CONNECTING.isdisjoint(protocols)
         self._in_process = not _IN_PROCESS.isdisjoint(protocols)
+        _speed_up_listings(fs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fs": self._fs, "timeout": self.timeout}
@@ -105,6 +107,7 @@ class Clients:
             if getattr(self._fs, "async_impl", False) or getattr(self._fs, "renewed_in_forks", False):
                 _INHERITED.append(self._fs)
                 self._fs = type(self._fs)(*self._fs.storage_args, **self._fs.storage_options)
+                _speed_up_listings(self._fs)
             self._pid = os.getpid()
         return self._fs
 
@@ -244,6 +247,29 @@ def within(seconds: float | None, function: Callable[[], T]) -> T:
 def protocols_of(fs: Any) -> tuple[str, ...]:
     """The schemes of a filesystem."""
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _speed_up_listings(fs: Any) -> None:
+    """Let a client of s3fs that is not connected yet read times of names as `datetime` does.
+
+    botocore reads them by dateutil: 75 us a name, three quarters of the processor time of a LIST. AWS's own
+    command sets its parser of times in the same way.
+    """
+    if "s3" not in protocols_of(fs) or getattr(fs, "session", fs) is not None:
+        return
+    from aiobotocore.session import AioSession
+    from botocore.utils import parse_timestamp
+
+    def time_of(value: Any) -> datetime:
+        if isinstance(value, str) and value.endswith("Z"):  # ISO 8601, which XML has; headers have another.
+            with contextlib.suppress(ValueError):
+                return datetime.fromisoformat(value)
+        time: datetime = parse_timestamp(value)
+        return time
+
+    session = AioSession(**fs.kwargs)
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=time_of)
+    fs.session = session
 
 
 def _overdue(seconds: float | None) -> str:

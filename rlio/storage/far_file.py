@@ -33,7 +33,7 @@ from typing import Any, Final, TypeAlias
 from rlio.storage.clients import TIMEOUT, Clients
 from rlio.storage.parallel import REQUESTS, Plan, Range
 
-__all__ = ["FarFile", "Requests", "Span", "far_file", "joined", "pieces"]
+__all__ = ["GAP", "FarFile", "Requests", "Span", "far_file", "joined", "pieces"]
 
 #: Bytes of a file: its number, the first one, and the one after the last. (number, 0, 0): it is only opened.
 Span: TypeAlias = tuple[int, int, int]
@@ -41,14 +41,24 @@ Span: TypeAlias = tuple[int, int, int]
 # Bytes of a request of a long run, which begins at a multiple of them: their transfer takes about as long as
 # the way there and back.
 _PIECE: Final = 4 << 20
-# A run goes on after a gap of so many bytes, which are fetched too: as many as a reader's buffer has.
-_GAP: Final = 1 << 18
+#: A run goes on after a gap of so many bytes, which are fetched too: as many as a reader's buffer has.
+GAP: Final = 1 << 18
+# Between stated bytes, such a gap is fetched in any case: pyarrow reads what is in it too.
+_HOLE: Final = 8 << 10
 # Runs whose last piece is kept, and the bytes of those pieces but the last. HDF5 reads its data sets in turn.
 _RUNS: Final = 16
 _RUN_BYTES: Final = 32 << 20
 # Bytes of whole pieces that all open files of a process keep, each an equal part: files are read several
 # times, to find their episodes and then the rows.
 _KEPT_BYTES: Final = 64 << 20
+# With locks: where so many small reads waited within so many bytes, these are fetched by one request, which
+# takes about as long as those waits. HDF5 has its groups all over a file.
+_WAITS: Final = 24
+# As many, if a file of the same folder needed a window, and this one is being opened: they are alike.
+_ALIKE_WAITS: Final = 4
+_WINDOW_BYTES: Final = 32 << 20
+# Files of a process that have such a window: as many as one source of HDF5 keeps open.
+_WINDOWS: Final = 4
 # Of the bytes that were read in a run, how many are requested ahead; and in a file that is scanned.
 _AHEAD: Final = 0.25
 _SCANNED_AHEAD: Final = 8
@@ -82,6 +92,10 @@ def far_file(
 
 #: The files that keep pieces.
 _open_files: weakref.WeakSet[FarFile] = weakref.WeakSet()
+#: The folder of the file that needed a window last.
+_window_folder: str | None = None
+#: The files that have a window; the newest is the last one.
+_windowed: tuple[weakref.ref[FarFile], ...] = ()
 
 
 @dataclass(eq=False)
@@ -133,18 +147,25 @@ class FarFile(io.RawIOBase):
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         #: What `hold` was given: the first byte of each range, and its bytes, in the order of the file.
         self._held: list[tuple[int, bytes]] = []
+        #: With ``locks``: where the last small reads waited; the first byte of a window, and its bytes.
+        self._waits: deque[int] = deque(maxlen=_WAITS)
+        self._window: tuple[int, bytes] = (0, b"")
+        #: Whether it had no window yet, and nothing to hold.
+        self._is_new = True
         _open_files.add(self)
 
     @property
     def kept(self) -> frozenset[int]:
         """The first byte of each whole piece that needs no request."""
-        return frozenset(self._kept)
+        start, data = self._window
+        return frozenset((*self._kept, *range(start, start + len(data), _PIECE)))
 
     def hold(self, held: dict[int, bytes], needed: Sequence[tuple[int, int]]) -> None:
         """Have bytes, by the first one of each range, that reads need not request: in place of those before.
 
         Those before stay where they have bytes ``[start, stop)`` of ``needed``.
         """
+        self._is_new = False
         stay = {
             at: data
             for at, data in self._held
@@ -194,7 +215,7 @@ class FarFile(io.RawIOBase):
             super().close()
             _open_files.discard(self)
             self._kept.clear()
-            self._held = []
+            self._held, self._window = [], (0, b"")
             while self._runs:
                 self._drop(self._runs[0])
             self.requests.close()
@@ -205,21 +226,24 @@ class FarFile(io.RawIOBase):
         """The run whose last piece has byte ``at``."""
         run = next((run for run in reversed(self._runs) if run.start <= at < run.stop), None)
         if run is None:
-            run = next((run for run in reversed(self._runs) if run.stop <= at <= run.stop + _GAP), None)
+            run = next((run for run in reversed(self._runs) if run.stop <= at <= run.stop + GAP), None)
             run = run or _Run(at, at, at)
             if (data := self._kept.get(start := at - at % _PIECE)) is not None:
                 self._advance(run, start, data)
                 run.asked = max(run.asked, at + wanted)
-            elif (stated := self._stated_at(at)) is not None:
+            elif (stated := self._stated_at(at) or self._window_at(at, wanted)) is not None:
                 start, data = stated
-                # It is not kept: what was stated is read once, and pieces that are kept are stated no more.
                 run = _Run(start, start + len(data), start, data)
+                # Otherwise it is not kept: it is read once, and pieces that are kept are stated no more.
+                if self._scans and self._is_whole(Range(self.requests, "", start, run.stop)):
+                    self._keep(start, data)
             while not run.start <= at < run.stop:
                 self._go_on(run, at + wanted)
         if run in self._runs:
             self._runs.remove(run)
-        self._runs.append(run)
-        self._drop_some()
+        if run.data is not self._window[1]:  # The file's last run stays, and so would the window.
+            self._runs.append(run)
+            self._drop_some()
         return run
 
     def _stated_at(self, at: int) -> tuple[int, bytes] | None:
@@ -229,6 +253,39 @@ class FarFile(io.RawIOBase):
             return next((one for one in found if one[0] <= at < one[0] + len(one[1])), None)
         plan = self.requests.plan
         return None if plan is None else plan.take_around(self.requests, at)
+
+    def _window_at(self, at: int, wanted: int) -> tuple[int, bytes] | None:
+        """The window, if it has byte ``at``, or if small reads waited all around it.
+
+        None: there is no such window.
+        """
+        global _window_folder
+        start, data = self._window
+        if start <= at < start + len(data):
+            return start, data
+        if not self._locks or wanted > GAP:
+            return None
+        self._waits.append(at)
+        is_alike = self._is_new and _window_folder == self.requests.folder
+        most = _ALIKE_WAITS if is_alike else _WAITS
+        if len(self._waits) < most or max(self._waits) - min(self._waits) > _WINDOW_BYTES:
+            return None
+        self._waits.clear()
+        self._is_new, _window_folder = False, self.requests.folder
+        self._take_window()
+        last = max(0, self.size - _WINDOW_BYTES)
+        start = min(at - at % _PIECE, last + -last % _PIECE)
+        stop = min(start + _WINDOW_BYTES, self.size)
+        self._window = start, self.requests.fetch_here(start, stop)
+        return self._window
+
+    def _take_window(self) -> None:
+        """Be the newest file that has a window; the oldest ones lose theirs."""
+        global _windowed
+        others = [file for one in _windowed if (file := one()) not in (None, self) and file._window[1]]
+        for file in others[: 1 - _WINDOWS]:
+            file._window = (0, b"")
+        _windowed = tuple(weakref.ref(file) for file in (*others[1 - _WINDOWS :], self))
 
     def _go_on(self, run: _Run, stop: int) -> None:
         """Fetch the next piece of a run, of which the bytes up to ``stop`` are needed."""
@@ -293,7 +350,7 @@ class FarFile(io.RawIOBase):
 def pieces(
     requests: Requests, size: int, start: int, stop: int, kept: frozenset[int] = frozenset()
 ) -> Iterator[Range]:
-    """Ranges of stated bytes, without the whole pieces that are kept. What a file states may be nonsense.
+    """Ranges of stated bytes, but for those in pieces that are kept. What a file states may be nonsense.
 
     Args:
         requests: Those for the file.
@@ -304,15 +361,19 @@ def pieces(
     """
     if 0 <= start < stop <= size:
         for first in (start, *range(start - start % _PIECE + _PIECE, stop, _PIECE)):
-            if first not in kept:
+            if first - first % _PIECE not in kept:
                 yield Range(requests, "", first, min(first - first % _PIECE + _PIECE, stop))
 
 
-def joined(spans: Iterable[Span]) -> Iterator[Span]:
-    """Spans, of which those that follow each other or overlap are one, up to the end of its last piece."""
+def joined(spans: Iterable[Span], *, gap: int = 0) -> Iterator[Span]:
+    """Spans, of which those that follow each other or overlap are one, up to the end of its last piece.
+
+    Also those with at most ``gap`` bytes between them, and no more than those before, or 8 KiB: all are
+    within then.
+    """
     number, begin, start, stop = -1, 0, 0, -1
     for span in spans:
-        if span[0] == number and begin <= span[1] <= stop:
+        if span[0] == number and begin <= span[1] <= stop + min(gap, max(stop - begin, _HOLE)):
             stop = max(stop, span[2])
         else:
             if start < stop or stop == 0:
@@ -345,6 +406,11 @@ class Requests:
         self._clients = Clients(fs, timeout=TIMEOUT)
         self._pid, self._lock = os.getpid(), threading.Lock()
         self._plan: weakref.ref[Plan] | None = None
+
+    @property
+    def folder(self) -> str:
+        """The path of the folder of the file."""
+        return self._path.rpartition("/")[0]
 
     def state(self, plan: Plan) -> None:
         """Have reads take from a plan, which `InputFiles` has."""

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from rlio.storage.clients import TIMEOUT, Clients
 from rlio.storage.failures import explained
-from rlio.storage.far_file import FarFile, Requests, Span, joined, pieces
+from rlio.storage.far_file import GAP, FarFile, Requests, Span, joined, pieces
 from rlio.storage.inputs import InputFile, expand_inputs, open_input, opened_remote
 from rlio.storage.parallel import Plan, Range
 from rlio.storage.remote import RemoteFolder
@@ -36,6 +36,8 @@ __all__ = ["InputFiles", "Span", "each_file", "expand_inputs"]
 # A file of up to this size is fetched whole: its bytes take as long as the way there and back that another
 # request would cost.
 _WHOLE_BYTES: Final = 4 << 20
+# Stated bytes that are put into the order of their files.
+_SORTED_BYTES: Final = 8 << 20
 # Bytes that are fetched at once for readers that hold a lock as they read, so that they wait seldom.
 _HELD_BYTES: Final = 32 << 20
 
@@ -69,6 +71,8 @@ class InputFiles:
         self._streams: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         #: Those for larger files of which a plan has ranges, until they are opened.
         self._requests: WeakValueDictionary[int, Requests] = WeakValueDictionary()
+        #: Of larger files that were opened, also those that were listed without a size.
+        self._sizes: dict[int, int] = {}
         #: Whether files of the stores have ranges, as far as known.
         self._has_ranges = True
         #: With ``locks``: what `expect` was told and `hold` did not fetch yet, and what it fetched in the
@@ -127,7 +131,9 @@ class InputFiles:
         file = self._files[number]
         requests = self._requests.pop(number, None) or Requests(file.fs, file.path)
         found = opened_remote(file, scans=scans, locks=self._locks, requests=requests)
-        if requests.is_shared and not isinstance(found, FarFile):
+        if isinstance(found, FarFile):
+            self._sizes[number] = found.size
+        elif requests.is_shared:
             self._has_ranges = False
         return found
 
@@ -156,7 +162,7 @@ class InputFiles:
             return
         self._is_stated = True
         self._plan = self._plan or Plan()
-        self._plan.expect(self._stated(joined(spans), self._plan))
+        self._plan.expect(self._stated(joined(_by_file(spans), gap=GAP), self._plan))
 
     def _stated(self, spans: Iterator[Span], plan: Plan) -> Iterator[Range]:
         """The ranges to request for stated bytes. Small files that are not open are requested whole."""
@@ -177,7 +183,8 @@ class InputFiles:
     def _ranges(self, number: int, start: int, stop: int, plan: Plan | None = None) -> Iterator[Range]:
         """The ranges of a larger file to request for stated bytes."""
         file, stream = self._files[number], self._open_stream(number)
-        if file.fs is None or file.size is None or not self._has_ranges:
+        size = self._sizes.get(number, file.size)
+        if file.fs is None or size is None or not self._has_ranges:
             return
         requests: Requests | None = getattr(stream, "requests", None) or self._requests.get(number)
         if requests is None:
@@ -187,9 +194,9 @@ class InputFiles:
         if plan is not None:
             requests.state(plan)
         kept: frozenset[int] = getattr(stream, "kept", frozenset())
-        yield from pieces(requests, file.size, start, stop, kept)
+        yield from pieces(requests, size, start, stop, kept)
 
-    def hold(self, spans: Sequence[Span]) -> None:
+    def hold(self, spans: Iterable[Span]) -> None:
         """Fetch bytes that are read next, and some of those that were stated, side by side.
 
         Only with ``locks``, and while the reader does not hold its lock. Nothing is fetched before `expect`,
@@ -201,8 +208,11 @@ class InputFiles:
         Raises:
             StoreError: A request failed.
         """
-        needed, coming = [span for span in spans if span not in self._fetched], self._coming
-        if coming is None or not needed:
+        if (coming := self._coming) is None:
+            return
+        spans = [*spans]
+        needed = [span for span in spans if span not in self._fetched]
+        if not needed:
             return
         size = _HELD_BYTES - sum(stop - start for _, start, stop in needed)
         taken = {*needed, *self._more(coming, size)}
@@ -210,7 +220,7 @@ class InputFiles:
         found = {n: dict[int, bytes]() for n, stream in streams.items() if isinstance(stream, FarFile)}
         ranges = [
             (number, wanted)
-            for number, start, stop in joined(sorted(taken))
+            for number, start, stop in joined(sorted(taken), gap=GAP)
             if number in found
             for wanted in self._ranges(number, start, stop)
         ]
@@ -253,6 +263,18 @@ class InputFiles:
         if self._plan is not None:
             self._plan.forget()
             self._plan = None
+
+
+def _by_file(spans: Iterable[Span]) -> Iterator[Span]:
+    """Spans, of which some megabytes at a time are in the order of their files: columns are read in turn."""
+    files, size = dict[int, list[Span]](), 0
+    for span in spans:
+        files.setdefault(span[0], []).append(span)
+        size += span[2] - span[1]
+        if size >= _SORTED_BYTES:
+            yield from chain.from_iterable(map(sorted, files.values()))
+            files, size = {}, 0
+    yield from chain.from_iterable(map(sorted, files.values()))
 
 
 class _Store(RemoteFolder):

@@ -255,7 +255,8 @@ class Plan:
                 return None
             future, job = self._coming[found]
             for earlier in [*takewhile(found.__ne__, self._coming)]:  # They were passed over, or are read.
-                self._coming.pop(earlier)[0].cancel()
+                if earlier.path or earlier.storage is storage:  # Larger files are read in turn with others.
+                    self._coming.pop(earlier)[0].cancel()
             self._take_more()
         try:
             data = _result(future, job)

@@ -31,6 +31,8 @@ logger: logging.Logger = logging.getLogger("rlio")
 
 # Seconds that closing waits for a call of another thread: the call may hang, and then `close` must not.
 _LAST_SECONDS: Final = 5.0
+# A call that waits for its turn looks this often whether the object was closed.
+_LOOK_SECONDS: Final = 0.5
 
 
 class _Lock(Protocol):
@@ -74,6 +76,18 @@ class Turns:
         finally:
             if held:
                 self.lock.release()
+
+    def take(self, check_open: Callable[[], None]) -> None:
+        """Acquire the lock for a call that samples.
+
+        Args:
+            check_open: Raises once the object is closed: whoever closes it holds the lock while its threads
+                end, which a store that hangs may delay.
+        """
+        while not self.lock.acquire(False):
+            check_open()
+            if self.lock.acquire(True, _LOOK_SECONDS):
+                return
 
     def taken(self) -> OptionError:
         """The error of a call that does not wait, because it could not acquire the lock at once.

@@ -353,7 +353,7 @@ def test_a_single_writer_is_read_by_many_tasks_and_each_episode_is_whole(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rlio.integrations.rllib_packing, "_packed", None)
         patch.setattr(rlio.integrations.rllib_packing, "_packed_by_writer", None)
-        patch.setattr(rlio.dataset.part_reader, "_LEAST_BYTES", 1)  # Small shards are read by many tasks.
+        patch.setattr(rlio.dataset.portions, "_LEAST_BYTES", 1)  # Small shards are read by many tasks.
         data = RlioOfflineData(config)
     assert data.data.num_blocks() > 4
     assert (data.rows, data.episodes) == (sum(expected.values()), len(expected))

@@ -30,6 +30,7 @@ FORMAT = Format(
     ),
     reader="rlio.readers.d4rl_reader:D4RLReader",
     rows="rlio.formats.d4rl.source:open_d4rl",
+    takes=("spaces",),
     writer="rlio.formats.d4rl.sink:D4rlSink",
     holds=Holds(final_obs="needed", ends="closed", ids="none", start=False, uniform="dtypes"),
     advice="read it with rlio.D4RLReader",

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +22,18 @@ from rlio.batch.columns import Columns, is_per_sequence
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, excerpt
 from rlio.formats.d4rl.sink import FORMAT as D4RL
 from rlio.formats.files.hdf5_files import Hdf5Files, tree_of
-from rlio.formats.files.inputs import Failures, find_files
+from rlio.formats.files.inputs import Failures, FileOptions, find_files
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_hdf5, titles_of_read
-from rlio.formats.place import about_format
+from rlio.formats.place import episode_files
 from rlio.formats.tables.doubts import Followed, break_in
 from rlio.formats.tables.hdf5 import suggested_for
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.source.episodes import EpisodeFiles
-from rlio.storage import InputFile, each_file
+from rlio.storage import InputFile, InputFiles, Span, each_file
 from rlio.storage.paths import StrPath
 from rlio.support.calls import closing_on_error
-from rlio.support.spaces import Spaces
 
 __all__ = ["D4rlSource", "open_d4rl"]
 
@@ -93,6 +92,7 @@ class D4rlSource:
 
     Attributes:
         failures: The files that ``on_error="skip"`` left out, because they cannot be opened.
+        inputs: See `SpanSource`.
     """
 
     reads_parts = True
@@ -112,6 +112,7 @@ class D4rlSource:
         self.notes: list[str] = []
         self._limits, self._options, self._max_steps = limits, options, max_episode_steps
         self._handles = Hdf5Files(files, limits)
+        self.inputs: InputFiles = self._handles.inputs
         self._parts: list[_Part] = []
         with closing_on_error(self):
             for number in each_file(files):
@@ -318,27 +319,47 @@ class D4rlSource:
 
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""
-        number = bisect_right(self._firsts, episode) - 1
-        first = int(self._parts[number].starts[episode - self._firsts[number]])
-        return self._rows(number, episode, first + start, first + stop, columns)
+        ((number, first, _),) = self._runs(episode, episode + 1)
+        return self._rows(number, first + start, first + stop, columns)
 
     def load_run(self, first: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read several episodes; see `RunSource`."""
-        found = []
+        found = [self._rows(*run, columns) for run in self._runs(first, stop)]
+        return found[0] if len(found) == 1 else concat_samples(found)
+
+    def _runs(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The parts that episodes lie in: number, first row, and the row after the last."""
         while first < stop:
             number = bisect_right(self._firsts, first) - 1
             before, end = self._firsts[number], min(stop, self._firsts[number + 1])
             starts = self._parts[number].starts
-            rows = int(starts[first - before]), int(starts[end - before])
-            found.append(self._rows(number, first, *rows, columns))
+            yield number, int(starts[first - before]), int(starts[end - before])
             first = end
-        return found[0] if len(found) == 1 else concat_samples(found)
 
-    def _rows(
-        self, number: int, episode: int, first: int, stop: int, wanted: frozenset[str] | None
-    ) -> SampleBatch:
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`."""
+        for number, begin, end in self._runs(first, stop):
+            yield from self._spans_of(number, begin + start, min(end, begin + start + rows), columns)
+
+    def _spans_of(self, number: int, first: int, stop: int, wanted: frozenset[str] | None) -> Iterator[Span]:
+        """The bytes of rows of a part; of observations, those of the row after them too."""
+        part = self._parts[number]
+        derives = Columns.NEXT_OBS not in part.paths and _derives(wanted)
+        datasets = (
+            (self._handles.dataset(part.file, path), first, stop + (derives and name == Columns.OBS))
+            for name, path in part.paths.items()
+            if wanted is None or name in wanted or (derives and name == Columns.OBS)
+        )
+        return self._handles.spans(part.file, datasets)
+
+    def _rows(self, number: int, first: int, stop: int, wanted: frozenset[str] | None) -> SampleBatch:
         """Rows of a part; errors name the episode of the first one."""
-        with self._handles.guarded(self._parts[number].file, episode):
+        part = self._parts[number]
+        self._handles.hold(part.file, self._spans_of(number, first, stop, wanted))
+        episode = self._firsts[number] + int(np.searchsorted(part.starts, first, side="right")) - 1
+        with self._handles.guarded(part.file, episode):
             return self._read_rows(number, first, stop, wanted)
 
     def _read_rows(self, number: int, first: int, stop: int, wanted: frozenset[str] | None) -> SampleBatch:
@@ -350,9 +371,7 @@ class D4rlSource:
         def read(name: str, stop: int = stop) -> Array:
             return self._read(name, self._handles.dataset(part.file, part.paths[name]), first, stop)
 
-        derives = Columns.NEXT_OBS not in part.paths and (
-            wants(Columns.NEXT_OBS) or wants(Columns.NEXT_OBS_VALID)
-        )
+        derives = Columns.NEXT_OBS not in part.paths and _derives(wanted)
         columns: dict[str, Array] = {
             name: read(name) for name in part.paths if wants(name) and not (derives and name == Columns.OBS)
         }
@@ -398,20 +417,11 @@ class D4rlSource:
         self._handles.close()
 
 
-def open_d4rl(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    spaces: Spaces | None = None,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    on_error: Literal["raise", "skip"],
-) -> EpisodeFiles:
+def open_d4rl(inputs: StrPath | Sequence[StrPath], how: FileOptions) -> EpisodeFiles:
     """The files as a source, as `rlio.D4RLReader` reads them without options."""
-    endings = D4RL.marks.endings
-    files = find_files(inputs, suffixes=endings, storage_options=storage_options, limits=limits)
-    source = D4rlSource(files, ReadOptions(on_error=on_error), limits=limits)
-    with closing_on_error(source):
-        return EpisodeFiles(source, about=about_format(D4RL, {}), spaces=spaces, on_error=on_error)
+    files = find_files(inputs, how, suffixes=D4RL.marks.endings)
+    source = D4rlSource(files, ReadOptions(on_error=how.on_error), limits=how.limits)
+    return episode_files(source, D4RL, {}, how)
 
 
 def _spec(name: str, dataset: Any, uri: str) -> _Spec:
@@ -422,6 +432,11 @@ def _spec(name: str, dataset: Any, uri: str) -> _Spec:
     if shape not in ((), (1,)):
         raise SchemaError(f"rows of shape {shape}: expected one number a row", uri=uri, column=name)
     return (np.dtype(np.bool_) if name in _FLAGS else dataset.dtype), ()
+
+
+def _derives(wanted: frozenset[str] | None) -> bool:
+    """Whether columns are wanted that are made of the next row's observation, if they are not stored."""
+    return wanted is None or not wanted.isdisjoint((Columns.NEXT_OBS, Columns.NEXT_OBS_VALID))
 
 
 def _row_bytes(specs: Mapping[str, _Spec]) -> int:

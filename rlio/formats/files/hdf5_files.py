@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import IO, Any, Final
@@ -36,7 +36,7 @@ from rlio.errors import CorruptData, SchemaError, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.inputs import Guard
 from rlio.limits import Limits
-from rlio.storage import InputFile, InputFiles
+from rlio.storage import InputFile, InputFiles, Span
 from rlio.storage.open_files import OpenFiles
 from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
@@ -287,16 +287,38 @@ class Hdf5Files:
         # Reading all takes half the time of reading the same rows by their numbers.
         return np.asarray(dataset[()] if rows == shape[0] else dataset[start : start + rows])
 
-    def is_open(self, number: int) -> bool:
-        """Whether a file is open."""
-        return self._open.peek(number) is not None
+    def hold(self, number: int, spans: Iterable[Span]) -> None:
+        """Have the bytes that are read next of a file, see `InputFiles.hold`; opens the file.
+
+        What is wrong with ``spans`` is raised by reading.
+        """
+        if self.inputs.are_far:
+            with self.guarded(number):
+                self._of(number)
+            with contextlib.suppress(CorruptData, SchemaError):
+                self.inputs.hold(spans)
+
+    def spans(self, number: int, wanted: Iterable[tuple[Any, int, int]]) -> Iterator[Span]:
+        """The bytes that `read` fetches of some datasets; of a file that is not open, only that it will be.
+
+        Args:
+            number: The file.
+            wanted: Each dataset with its first row and the one after the last; asked for while it is open.
+        """
+        if self._open.peek(number) is None:
+            yield number, 0, 0
+        if self._open.peek(number) is None:  # Nor since `InputFiles.hold` came back to it.
+            return
+        with self.guarded(number):
+            for dataset, start, stop in wanted:
+                yield from ((number, *place) for place in self.places(dataset, start, stop))
 
     def places(self, dataset: Any, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """The bytes ``[start, stop)`` of the file that `read` fetches; none, if they are in many places."""
         low, shape, dtype = dataset.id, dataset.shape, dataset.dtype
         if not shape or 0 in shape or dtype.hasobject or start >= stop:
             return
-        layout = low.get_create_plist()
+        layout, stop = low.get_create_plist(), min(stop, shape[0])
         if layout.get_layout() == _CHUNKED:
             sizes = layout.get_chunk()
             firsts = range(start - start % sizes[0], stop, sizes[0])

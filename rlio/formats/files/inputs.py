@@ -9,24 +9,49 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as AnyMapping
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from rlio.errors import CorruptData, DataNotFound, SchemaError, UnknownLayout, raise_at
 from rlio.formats.files.partitions import has_partitions
 from rlio.formats.format import refuse_known
 from rlio.limits import DEFAULT_LIMITS, Limits
-from rlio.source.damage import SkippedRecord, damage_named
+from rlio.mapping import Mapping
+from rlio.source.damage import Damage, SkippedRecord, damage_named
 from rlio.storage import InputFile, expand_inputs
 from rlio.storage.paths import StrPath
+from rlio.support.spaces import Spaces
 
-__all__ = ["Failures", "Guard", "find_files", "in_column"]
+__all__ = ["Failures", "FileOptions", "Guard", "find_files", "in_column"]
 
 logger: logging.Logger = logging.getLogger("rlio")
 
-_KEPT_ERRORS = 1000
-# Damaged records whose places are remembered, to count each once; 100 MB at most.
-_KNOWN_PLACES = 1_000_000
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """How files of another library are opened, as `rlio.read` and `rlio.open_dataset` take it.
+
+    Attributes:
+        mapping: What the columns of a table mean; None: their names are rlio's.
+        format: Name of the format; None: recognise it.
+        format_options: Options of the format, see docs/foreign.md.
+        spaces: (observation space, action space), if the files do not state them; None: not known.
+        storage_options: Keywords of the fsspec filesystem.
+        limits: Bounds on the files.
+        on_error: What to do with damage that is found at opening.
+        columns: Columns that are asked for. A format may have some that it gives only then.
+    """
+
+    mapping: Mapping | None = None
+    format: str | None = None
+    format_options: AnyMapping[str, Any] | None = None
+    spaces: Spaces | None = None
+    storage_options: AnyMapping[str, Any] | None = None
+    limits: Limits = DEFAULT_LIMITS
+    on_error: Literal["raise", "skip"] = "raise"
+    columns: Sequence[str] = ()
 
 
 class Guard:
@@ -60,11 +85,7 @@ class Guard:
 
 
 def find_files(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    suffixes: tuple[str, ...],
-    storage_options: Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    inputs: StrPath | Sequence[StrPath], how: FileOptions, *, suffixes: tuple[str, ...]
 ) -> list[InputFile]:
     """The files that ``inputs`` name, see `expand_inputs`. If there are none, the error says why.
 
@@ -73,6 +94,7 @@ def find_files(
         UnknownLayout: ``inputs`` hold no such files, but data of another library.
         DataNotFound: ``inputs`` hold no such files.
     """
+    storage_options = how.storage_options
     try:
         is_lone = isinstance(inputs, (str, os.PathLike))
         return expand_inputs(
@@ -80,7 +102,7 @@ def find_files(
             suffixes=suffixes,
             recursive=is_lone and has_partitions(cast("StrPath", inputs), storage_options),
             storage_options=storage_options,
-            limit=limits.listed_names,
+            limit=how.limits.listed_names,
         )
     except DataNotFound as error:
         values = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
@@ -107,32 +129,32 @@ class Failures:
 
     Attributes:
         skips: Whether damaged records are skipped and counted.
-        count: Records skipped so far, each counted once over all epochs.
-        errors: The first 1000 of them.
     """
 
     def __init__(self, on_error: Literal["raise", "skip"]) -> None:
         self.skips: bool = on_error == "skip"
-        self.count: int = 0
-        self.errors: list[SkippedRecord] = []
+        self._damage = Damage()
         self._in_a_row = 0
-        self._known: set[tuple[str | None, int]] = set()
+
+    @property
+    def count(self) -> int:
+        """Records skipped so far, each counted once over all epochs."""
+        return self._damage.count
+
+    @property
+    def errors(self) -> list[SkippedRecord]:
+        """The first 1000 of them."""
+        return self._damage.errors
 
     def handle(self, error: CorruptData | SchemaError) -> None:
         """Raise ``error``, or count it and return."""
         if not self.skips:
             raise error
         self._in_a_row += 1
-        if error.record is not None:
-            place = (error.uri, error.record)
-            if place in self._known:
-                return  # Counted in an earlier epoch.
-            if len(self._known) < _KNOWN_PLACES:
-                self._known.add(place)
-        self.count += 1
-        if len(self.errors) < _KEPT_ERRORS:
-            self.errors.append(SkippedRecord(error.uri, error.record, str(error)))
-        logger.warning("skipped a record: %s", error)
+        before = self.count
+        self._damage.add(error)
+        if self.count > before:  # Otherwise it was met in an earlier epoch.
+            logger.warning("skipped a record: %s", error)
 
     def succeeded(self) -> None:
         """Note that a record was read: not all data is damaged."""

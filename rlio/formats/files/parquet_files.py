@@ -81,8 +81,8 @@ class ParquetFiles:
         self._claimed: set[int] = set()
         self._open: OpenFiles[int, ForeignFile] = OpenFiles(_OPEN_FILES, close=ForeignFile.close)
         self._held: tuple[object, Any] = (None, None)
-        #: Where a row group is read in parts: the next part goes on there.
-        self._scan: _Scan | None = None
+        #: Where a row group is read in parts: the next part goes on there. One at most.
+        self._scans: OpenFiles[int, _Scan] = OpenFiles(1)
         #: (file, row group) -> stored and decoded bytes of one that takes more than a row group may.
         self._inflated: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -100,6 +100,10 @@ class ParquetFiles:
                 raise_at(error, uri=self.files[number].uri)
         return self._open.add(number, opened)
 
+    def is_open(self, number: int) -> bool:
+        """Whether a file is open."""
+        return self._open.peek(number) is not None
+
     def spans(
         self, number: int, group: int, names: Collection[str] | None, share: float = 1.0
     ) -> Iterator[Span]:
@@ -111,6 +115,17 @@ class ParquetFiles:
             yield number, 0, 0
         else:
             yield from ((number, *span) for span in opened.spans(group, names, share))
+
+    def spans_of_rows(
+        self, number: int, start: int, stop: int, names: Collection[str] | None
+    ) -> Iterator[Span]:
+        """`spans` of the row groups that have some rows of a file."""
+        opened, first = self._open.peek(number), 0
+        for group in range(1 if opened is None else opened.arrow.num_row_groups):
+            rows = stop if opened is None else opened.arrow.metadata.row_group(group).num_rows
+            if first < stop and start < first + rows:
+                yield from self.spans(number, group, names)
+            first += rows
 
     def guarded(self, number: int, record: int | None = None) -> Guard:
         """See `rlio.formats.files.inputs.Guard`."""
@@ -150,7 +165,7 @@ class ParquetFiles:
         batches, piece = [], self.allowance.piece()
         if (number, group) in self._inflated:  # Its other parts are not decoded only to be refused too.
             limits.check_inflation(*self._inflated[number, group], "a row group")
-        scan = self._scan_of(file, group, columns, range(start, stop))
+        scan = self._scan_of(number, group, columns, range(start, stop))
         while scan.at < stop:
             batch = next(scan.batches, None) if scan.rest is None else scan.rest
             if batch is None:
@@ -172,14 +187,16 @@ class ParquetFiles:
                 break
             scan.rest, scan.at = None, scan.at + batch.num_rows
         if stop < found:
-            self._scan = scan
+            self._scans.add(number, scan)
         return pa.Table.from_batches(batches, None if batches else file.arrow.schema_arrow).select(columns)
 
-    def _scan_of(self, file: ForeignFile, group: int, columns: list[str], rows: range) -> _Scan:
+    def _scan_of(self, number: int, group: int, columns: list[str], rows: range) -> _Scan:
         """The scan that goes on to some rows, or a new one; after an error, the next call begins again."""
+        file = self.file(number)
         widest = file.widest(group, columns, limits=self._limits)
         most = max(1, min(_BATCH_ROWS, len(rows), min(_BATCH_BYTES, self._limits.group_bytes) // widest))
-        scan, self._scan = self._scan, None
+        scan = self._scans.peek(number)
+        self._scans.close()
         goes_on = scan is not None and scan.key == (file, group, columns) and scan.at <= rows.start
         # Its batches are as small as the first part, which may have been a look at a few rows.
         if scan is None or not goes_on or rows.start <= scan.size < most:
@@ -202,6 +219,7 @@ class ParquetFiles:
 
     def close(self) -> None:
         """Close all files."""
-        self._held, self._scan = (None, None), None
+        self._held = (None, None)
+        self._scans.close()
         self._open.close()
         self.inputs.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final, Literal
 
@@ -44,7 +44,7 @@ from rlio.limits import Limits
 from rlio.schemas.leaves import leaf_name
 from rlio.source.episodes import measure_first, with_next_obs, without_final_obs
 from rlio.source.videos import VideoStream, video_library
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
 from rlio.support.calls import closing_on_error
 from rlio.support.options import check_choice
 from rlio.support.progress import each
@@ -133,6 +133,7 @@ class LeRobotSource:
         sizes: Bytes of the files with rows, and of the videos.
         origin: The tasks, their numbers unless these are 0, 1, ..., and the frames a second, as ``extra``.
         notes: What is not read or not known.
+        inputs: See `SpanSource`.
     """
 
     spaces = None
@@ -161,6 +162,7 @@ class LeRobotSource:
         self._place_episodes()
         self._allowance = Allowance(limits, stored=sum(size or 0 for size in self._sizes.values()))
         self._parquet = ParquetFiles(self.files, limits)
+        self.inputs: InputFiles = self._parquet.inputs
         self._streams: dict[str, VideoStream] = {}
         #: What each ``task_index`` stands for; the numbers need not be 0, 1, ...
         self._task_texts = self._tasks()
@@ -407,7 +409,7 @@ class LeRobotSource:
         if not is_last:
             read = range(part.start, part.stop + 1)
         names = [name for name in self._features if self._is_wanted(name, columns)]
-        table = self._table(number, episode, frozenset(names) | {FRAME, EPISODE}, read)
+        table = self._table(number, episode, self._stored(names), read)
         self._check_place(table, episode, read)
         found: dict[str, Any] = {}
         for name in names:
@@ -466,11 +468,33 @@ class LeRobotSource:
             return Columns.ACTIONS in columns
         return name in columns or name in _FLAGS or (name == REWARD and Columns.REWARDS in columns)
 
+    def _stored(self, names: Iterable[str]) -> frozenset[str]:
+        """The columns of a file that some features are read from."""
+        return frozenset((*names, FRAME, EPISODE)).difference(self._videos)
+
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`. Of a file whose footer is not known, by its rows, with a margin."""
+        names = self._stored(name for name in self._features if self._is_wanted(name, columns))
+        for episode in range(first, stop):
+            number, begin = self._numbers[self._paths[episode]], self._starts[episode] + start
+            end, size, total = begin + rows, self.files[number].size or 0, self._file_rows[number]
+            if columns is None and not self._parquet.is_open(number):
+                yield number, 0, 0
+                margin = size // 16  # Rows of one file differ in bytes.
+                yield (
+                    number,
+                    max(0, size * begin // total - margin),
+                    min(size, size * end // total + margin),
+                )
+            else:
+                yield from self._parquet.spans_of_rows(number, begin, end + 1, names)
+
     def _table(self, number: int, episode: int, names: frozenset[str], frames: range) -> Any:
         """The rows of some frames of an episode."""
         import pyarrow as pa
 
-        names = names - set(self._videos)
         file = self._parquet.file(number)
         start, stop = self._starts[episode] + frames.start, self._starts[episode] + frames.stop
         absent = names - set(file.arrow.schema_arrow.names)

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -40,10 +41,11 @@ from rlio.formats.format import Format, Holds, Marks, with_all_of
 from rlio.formats.minari.spaces import space_of_minari
 from rlio.formats.place import Place
 from rlio.formats.sink import Origin
-from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow_file
+from rlio.formats.tables.arrow import ArrowTable, open_plain_arrow, read_arrow
 from rlio.limits import Limits
 from rlio.source.episodes import measure_first, with_next_obs
-from rlio.storage import InputFile
+from rlio.storage import InputFile, InputFiles, Span
+from rlio.storage.parallel import each as side_by_side
 from rlio.support.calls import closing_on_error
 from rlio.support.progress import each
 
@@ -211,15 +213,22 @@ class MinariSource:
             self._summed = episode
         return self._load(episode, range(start, stop), columns)
 
-    def _load(self, episode: int, part: range | None, columns: frozenset[str] | None) -> SampleBatch:
-        def wants(*names: str) -> bool:
-            return columns is None or not columns.isdisjoint(names)
+    @property
+    def inputs(self) -> InputFiles | None:
+        """See `SpanSource`."""
+        return self._store.inputs
 
-        names = [_REWARDS, *_ENDS]
-        names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
-        names += ["actions"] * wants(Columns.ACTIONS)
+    def spans(
+        self, first: int, stop: int, start: int, rows: int, columns: frozenset[str] | None
+    ) -> Iterator[Span]:
+        """See `SpanSource`."""
+        for episode in range(first, stop):
+            steps = range(start, min(start + rows, self.lengths[episode]))
+            yield from self._store.spans(episode, _names_of(columns), steps)
+
+    def _load(self, episode: int, part: range | None, columns: frozenset[str] | None) -> SampleBatch:
         steps = self.lengths[episode]
-        found = self._store.read(episode, names, part, steps)
+        found = self._store.read(episode, _names_of(columns), part, steps)
         steps = steps if part is None else len(part)
         for name, value in found.items():
             if name in (_REWARDS, *_ENDS) and not isinstance(value, np.ndarray):
@@ -268,6 +277,18 @@ class MinariSource:
     def close(self) -> None:
         """Close all files."""
         self._store.close()
+
+
+def _names_of(columns: frozenset[str] | None) -> list[str]:
+    """What is read of an episode for some columns."""
+
+    def wants(*names: str) -> bool:
+        return columns is None or not columns.isdisjoint(names)
+
+    names = [_REWARDS, *_ENDS]
+    names += ["observations"] * wants(Columns.OBS, Columns.NEXT_OBS)
+    names += ["actions"] * wants(Columns.ACTIONS)
+    return names
 
 
 def _space(metadata: dict[str, Any], name: str, limits: Limits) -> Any:
@@ -341,9 +362,11 @@ class _Hdf5Store:
         self.files: Sequence[InputFile] = [place.file(path, entries[0].size)]
         self._decode = decode
         self._handles = Hdf5Files(self.files, decode.limits)
+        self.inputs: InputFiles | None = self._handles.inputs
         #: The library, once for all: an import statement takes as long as opening a dataset.
         self._h5py = import_module("h5py")
         self._open, self._all = self._h5py.h5o.open, self._h5py.h5s.ALL
+        self._group: Any = self._h5py.h5g.GroupID
         with closing_on_error(self._handles), self._handles.guarded(0):
             self.episodes = self._index(count)
 
@@ -372,16 +395,22 @@ class _Hdf5Store:
         return episodes
 
     def _member(self, group: Any, name: str) -> Any:
-        """The identifier of a member of ``group`` that is stored right there."""
+        """The identifier of a group or dataset of ``group`` that is stored right there."""
         encoded = name.encode()
         self._handles.visit()
+        if not isinstance(group, self._group):
+            raise CorruptData(f"{excerpt(name)} is absent: found a dataset where its group should be")
         if group.links.get_info(encoded).type != self._h5py.h5l.TYPE_HARD:
             raise UnsafeData(f"{excerpt(name)} is a link, which may lead out of the file")
-        return self._open(group, encoded)
+        found = self._open(group, encoded)
+        if not isinstance(found, (self._group, self._h5py.h5d.DatasetID)):
+            raise CorruptData(f"{excerpt(name)} is a type, expected a group or dataset")
+        return found
 
     def read(self, episode: int, names: Sequence[str], part: range | None, steps: int) -> dict[str, Any]:
         """Columns of an episode, or of a part of its ``steps`` steps; observations have a row more."""
         found = {}
+        self._handles.hold(0, self.spans(episode, names, range(steps) if part is None else part))
         with self._handles.guarded(0, episode):
             group = self._member(self._handles.file(0).id, f"episode_{episode}")
             for name in names:
@@ -392,15 +421,39 @@ class _Hdf5Store:
                 found[name] = self._value(group, name, self._decode.spaces.get(name), 0, rows)
         return found
 
+    def spans(self, episode: int, names: Sequence[str], rows: range) -> Iterator[Span]:
+        """The bytes of some steps of an episode."""
+        return self._handles.spans(0, self._stretches(episode, names, rows))
+
+    def _stretches(self, episode: int, names: Sequence[str], rows: range) -> Iterator[tuple[Any, int, int]]:
+        group = self._member(self._handles.file(0).id, f"episode_{episode}")
+        for name in names:
+            for dataset in self._datasets(group, name, 0):
+                yield dataset, rows.start, rows.stop + (name == "observations")
+
+    def _datasets(self, group: Any, name: str, depth: int) -> Iterator[Any]:
+        """A member of ``group``, or the datasets below it."""
+        item = self._member(group, name)
+        if not isinstance(item, self._group):
+            yield self._h5py.Dataset(item)
+            return
+        self._check_depth(name, depth)
+        for inner in item:
+            yield from self._datasets(item, inner.decode(), depth + 1)
+
+    def _check_depth(self, name: str, depth: int) -> None:
+        """Refuse a group that is too deep: it may be in itself."""
+        if depth > self._decode.limits.nesting:
+            raise UnsafeData(f"{excerpt(name)} nests more than {self._decode.limits.nesting} deep")
+
     def _value(self, group: Any, name: str, space: Any, depth: int, rows: _Rows | None) -> Any:
         item = self._member(group, name)
         children = children_of(space)
-        is_group = isinstance(item, self._h5py.h5g.GroupID)
+        is_group = isinstance(item, self._group)
         if is_group != (children is not None) and space is not None:
             raise CorruptData(f"{excerpt(name)} has another structure than its space {excerpt(str(space))}")
         if is_group:
-            if depth > self._decode.limits.nesting:
-                raise UnsafeData(f"{excerpt(name)} nests more than {self._decode.limits.nesting} deep")
+            self._check_depth(name, depth)
             if children is None:
                 return self._groups(item, depth, rows)
             parts = {
@@ -477,15 +530,16 @@ class _ArrowStore:
         found = sum(path.endswith(f"/part-0.{kind}") for path in sizes)
         if found != count:
             raise CorruptData(f"total_episodes is {count}, but there are {found}", uri=place.uri)
-        files, self.episodes = [], []
-        for episode in each(range(count)):
-            path = f"{folder}{episode}/part-0.{kind}"
-            if path not in sizes:
-                raise CorruptData(f"{path} is absent", uri=place.uri)
-            files.append(place.file(path, sizes[path]))
-            self.episodes.append(read_object(storage, f"{folder}{episode}/{_METADATA}", limits=limits))
+        paths = [f"{folder}{episode}/part-0.{kind}" for episode in range(count)]
+        if absent := next((path for path in paths if path not in sizes), None):
+            raise CorruptData(f"{absent} is absent", uri=place.uri)
+        files = [place.file(path, sizes[path]) for path in paths]
         self.files: Sequence[InputFile] = files
+        abouts = [f"{folder}{episode}/{_METADATA}" for episode in range(count)]
+        read = side_by_side(storage, lambda path: read_object(storage, path, limits=limits), abouts)
+        self.episodes = [about for _, about in zip(each(range(count)), read, strict=True)]
         self._parquet = ParquetFiles(files, limits) if kind == "parquet" else None
+        self.inputs: InputFiles = self._parquet.inputs if self._parquet else InputFiles(files)
         #: Of Arrow: the file of which parts were read last, and its last record batch.
         self._open: tuple[int, ArrowTable] | None = None
         self._held: tuple[int, int, Any] | None = None
@@ -496,10 +550,35 @@ class _ArrowStore:
             found = self._all(episode, names) if part is None else self._rows(episode, names, part, steps)
             return self._columns(found, names)
 
+    def spans(self, episode: int, names: Sequence[str], rows: range) -> Iterator[Span]:
+        """The bytes of some steps of an episode, and of the row after them; a guess, before it is open."""
+        if self._parquet is not None:
+            yield from self._parquet.spans_of_rows(episode, rows.start, rows.stop + 1, names)
+        elif self._open is not None and self._open[0] == episode:
+            table, at = self._open[1], 0
+            for piece, count in enumerate(table.piece_rows(0)):
+                is_held = self._held is not None and self._held[:2] == (episode, piece)
+                if rows.start < at + count and at <= rows.stop and not is_held:
+                    yield from ((episode, *place) for place in table.places(0, piece, names))
+                at += count
+        else:
+            size, steps = self.files[episode].size or 0, max(1, self.episodes[episode]["total_steps"])
+            margin = size // 16  # Rows of one file differ in bytes.
+            start, stop = size * rows.start // steps - margin, size * (rows.stop + 1) // steps + margin
+            yield episode, max(0, start), min(size, stop)
+
     def _all(self, episode: int, names: Sequence[str]) -> Any:
         if self._parquet is not None:
             return self._parquet.all(episode, names)
-        return read_arrow_file(self.files[episode], limits=self._decode.limits)
+        try:
+            return read_arrow(self._arrow_file(episode))
+        except BaseException:
+            self._close()  # The bytes may have been damaged on their way: they are fetched again.
+            raise
+
+    def _opened(self, episode: int, file: int, *, scans: bool = False) -> IO[bytes]:
+        """The file of an episode, which is the only one of its table."""
+        return self.inputs.open(episode, scans=scans)
 
     def _rows(self, episode: int, names: Sequence[str], part: range, steps: int) -> Any:
         """The rows of a part, and the one after it, as a table. Of Arrow, the last record batch is kept."""
@@ -527,7 +606,9 @@ class _ArrowStore:
     def _arrow_file(self, episode: int) -> ArrowTable:
         if self._open is None or self._open[0] != episode:
             self._close()
-            self._open = episode, open_plain_arrow(self.files[episode], limits=self._decode.limits)
+            opens = partial(self._opened, episode)
+            table = open_plain_arrow(self.files[episode], limits=self._decode.limits, opens=opens)
+            self._open = episode, table
         return self._open[1]
 
     def _batch(self, episode: int, piece: int) -> Any:
@@ -577,5 +658,6 @@ class _ArrowStore:
 
     def close(self) -> None:
         self._close()
+        self.inputs.close()
         if self._parquet is not None:
             self._parquet.close()

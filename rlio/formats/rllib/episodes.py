@@ -349,7 +349,7 @@ def _with_tuples(value: Any, space: Any) -> Any:
 # ---- writing ----
 
 
-class RllibEpisodeSink(EpisodeFilesSink[bytes]):
+class RllibEpisodeSink(EpisodeFilesSink):
     """Writes Parquet files of episodes; an `EpisodeSink` that continues after the files that are there.
 
     RLlib trains only on episodes that are terminated or truncated, and its episodes have a final observation.

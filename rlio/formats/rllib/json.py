@@ -50,7 +50,7 @@ FORMAT = Format(
 )
 
 
-class RllibJsonSink(EpisodeFilesSink[bytes]):
+class RllibJsonSink(EpisodeFilesSink):
     """Writes JSON lines of episodes; an `EpisodeSink` that continues after the files that are there.
 
     Args:

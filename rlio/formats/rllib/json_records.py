@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from array import array
-from bisect import bisect_right
 from codecs import BOM_UTF8
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import accumulate
@@ -23,13 +21,12 @@ from rlio.batch import Batch
 from rlio.batch.columns import Columns
 from rlio.catalog.names import HEADER, ShardName
 from rlio.errors import CorruptData, OptionError, SchemaError, UnknownLayout, UnsafeData, raise_at
-from rlio.formats.files.inputs import Failures, find_files
+from rlio.formats.files.inputs import Failures, FileOptions, find_files
 from rlio.formats.files.json_files import spread_value
 from rlio.formats.files.line_files import READ_ERRORS, Line, LineFile, line_of, open_line_files
 from rlio.formats.files.partitions import refuse_partitions
 from rlio.formats.rllib.decoder import STEP_NUMBERS, NextLine, RllibDecoder
-from rlio.formats.rllib.record_source import DecoderOf, RecordFiles
-from rlio.limits import Limits
+from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records, decoders
 from rlio.read_options import ReadOptions
 from rlio.schemas.json_columns import check_containers
 from rlio.schemas.json_lines import is_provenance, parse_head
@@ -38,7 +35,6 @@ from rlio.storage import InputFile, InputFiles, Span
 from rlio.storage.filesystem import StrPath
 from rlio.storage.open_files import OpenFiles
 from rlio.support.progress import reached
-from rlio.support.spaces import Spaces
 
 __all__ = ["JsonRecords", "open_json", "open_records"]
 
@@ -56,7 +52,7 @@ _STEP_NUMBERS: Final = tuple(name.encode() for name in STEP_NUMBERS)
 _NUMBERS: Final = re.compile(rb"\s*:\s*\[\s*([^][\s][^][]*)\]")
 
 
-class JsonRecords:
+class JsonRecords(Records):
     """Lines of several files as batches.
 
     An index has the places of the lines: 24 bytes a record, built as files are read.
@@ -65,17 +61,13 @@ class JsonRecords:
         files: The files.
         limit: Most bytes of a line.
         on_error: What to do with files that are damaged.
-
-    Attributes:
-        failures: What handles files that are damaged.
-        numbers: Of each record that was found, the number of its line.
-        ends: Of each file that was read to its end, the number of records up to there.
     """
 
     def __init__(
         self, files: Sequence[LineFile], limit: int, on_error: Literal["raise", "skip"] = "raise"
     ) -> None:
-        self.files = files
+        self.files: Sequence[LineFile] = files
+        self.inputs: InputFiles | None = next((file.listed[0] for file in files if file.listed), None)
         self._limit = limit
         #: Bytes before each file, and of all.
         self._before = [0, *accumulate(file.size or 0 for file in files)]
@@ -92,13 +84,10 @@ class JsonRecords:
         self._streams: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
 
     def has(self, index: int) -> bool:
+        """See `Records`."""
         while index >= len(self._offsets) and len(self.ends) < len(self.files):
             self._read_on()
         return index < len(self._offsets)
-
-    def count(self) -> int:
-        self.has(sys.maxsize)
-        return len(self._offsets)
 
     def _read_on(self) -> None:
         """Add the next line to the index, or note the end of a file."""
@@ -132,14 +121,6 @@ class JsonRecords:
         """Records, and blank lines, of a file; see `LineFile.lines`."""
         return self.files[file].lines(self._limit, offset=offset, number=number, scans=scans)
 
-    def uri_of(self, index: int) -> str:
-        """The file that has a record."""
-        return self.files[self.file_of(index)].uri
-
-    def file_of(self, index: int) -> int:
-        """Number of the file that has a record."""
-        return bisect_right(self.ends, index)
-
     def line(self, index: int) -> Line:
         """A record's line; reads it again, unless it is the last one that was found."""
         line = self._last
@@ -147,11 +128,6 @@ class JsonRecords:
             place = self._offsets[index], self._sizes[index], self.numbers[index]
             line = self._line_at(self.file_of(index), *place)
         return line
-
-    @property
-    def inputs(self) -> InputFiles | None:
-        """See `Records`."""
-        return next((file.listed[0] for file in self.files if file.listed is not None), None)
 
     def spans(self, indices: range) -> Iterator[Span]:
         """See `Records`. Members of zip files are inflated as a whole."""
@@ -308,41 +284,20 @@ def _opened(file: LineFile) -> IO[bytes]:
     return held
 
 
-def open_json(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    spaces: Spaces | None = None,
-    format_options: Mapping[str, Any] | None = None,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    on_error: Literal["raise", "skip"],
-) -> RecordFiles:
+def open_json(inputs: StrPath | Sequence[StrPath], how: FileOptions) -> RecordFiles:
     """RLlib's JSON files as a source, as `JsonReader` reads them without options."""
-    records, files, decoder_of = open_records(
-        inputs,
-        on_error=on_error,
-        storage_options=storage_options,
-        limits=limits,
-        spaces=spaces,
-        format_options=format_options,
-    )
-    return RecordFiles(records, files, decoder_of, ReadOptions(on_error=on_error), columns=None)
+    return RecordFiles(*open_records(inputs, how), ReadOptions(on_error=how.on_error), columns=None)
 
 
 def open_records(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    on_error: Literal["raise", "skip"],
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    **decoding: Any,
+    inputs: StrPath | Sequence[StrPath], how: FileOptions, **decoding: Any
 ) -> tuple[JsonRecords, list[InputFile], DecoderOf]:
-    """The records of JSON files, the files, and what makes decoders; ``decoding``: see `RllibDecoder`."""
-    files = find_files(inputs, suffixes=_SUFFIXES, storage_options=storage_options, limits=limits)
+    """The records of JSON files, the files, and what makes decoders; ``decoding``: see `decoders`."""
+    files = find_files(inputs, how, suffixes=_SUFFIXES)
     _refuse_data_sets(files)
     refuse_partitions(files)
-    records = JsonRecords(open_line_files(files, limits), limits.line_bytes, on_error)
-    return records, files, partial(RllibDecoder, limits=limits, source=files[0].uri, **decoding)
+    records = JsonRecords(open_line_files(files, how.limits), how.limits.line_bytes, how.on_error)
+    return records, files, decoders(files, how, **decoding)
 
 
 def _refuse_data_sets(files: Sequence[InputFile]) -> None:

@@ -5,15 +5,19 @@ Opening reads the files once, to count the rows of each record.
 
 from __future__ import annotations
 
+import sys
+from abc import ABC, abstractmethod
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch, count_units
 from rlio.batch.columns import Columns
 from rlio.errors import CorruptData, DataNotFound, SchemaError, raise_at
-from rlio.formats.files.inputs import Failures
+from rlio.formats.files.inputs import Failures, FileOptions
 from rlio.formats.rllib.decoder import LISTS_WAY, RllibDecoder
 from rlio.read_options import ReadOptions
 from rlio.reader import Unit
@@ -22,56 +26,76 @@ from rlio.source.files import GroupFiles
 from rlio.source.uniform import Agreed
 from rlio.storage import InputFile, InputFiles, Span
 
-__all__ = ["DecoderOf", "RecordFiles", "Records"]
+__all__ = ["DecoderOf", "RecordFiles", "Records", "decoders"]
 
 #: Makes the decoder of some columns; None: of all.
 DecoderOf = Callable[[list[str] | None], RllibDecoder]
 
 
-class Records(Protocol):
-    """RLlib's records, which can be read in any order."""
+def decoders(files: Sequence[InputFile], how: FileOptions, **decoding: Any) -> DecoderOf:
+    """What makes decoders of files; ``decoding``: further options of `RllibDecoder`."""
+    return partial(
+        RllibDecoder,
+        spaces=how.spaces,
+        limits=how.limits,
+        format_options=how.format_options,
+        source=files[0].uri,
+        **decoding,
+    )
 
-    @property
-    def files(self) -> Sequence[Any]:
-        """The files, each with its URI."""
 
-    @property
-    def failures(self) -> Failures:
-        """What handles files that are damaged."""
+class Records(ABC):
+    """RLlib's records, which can be read in any order.
 
-    @property
-    def numbers(self) -> Sequence[int]:
-        """Of each record that was found, its number in its file."""
+    Attributes:
+        files: The files, each with its URI.
+        failures: What handles files that are damaged.
+        numbers: Of each record that was found, its number in its file.
+        ends: Of each file that was read to its end, the number of records up to there.
+        inputs: The files, if it is known where the records are in them; or None.
+    """
 
-    @property
-    def ends(self) -> Sequence[int]:
-        """Of each file that was read to its end, the number of records up to there."""
+    files: Sequence[Any]
+    failures: Failures
+    numbers: Sequence[int]
+    ends: Sequence[int]
+    inputs: InputFiles | None
 
+    @abstractmethod
     def has(self, index: int) -> bool:
         """Whether a record ``index`` exists; reads no further than needed."""
 
     def count(self) -> int:
         """The number of records."""
+        self.has(sys.maxsize)
+        return len(self.numbers)
 
     def rows_of(self, index: int) -> int | None:
         """Rows of a record, if they are known without decoding it."""
+        return None
 
+    @abstractmethod
     def load(self, index: int, decoder: RllibDecoder) -> Batch:
         """Read one record; raises CorruptData or SchemaError, with the place, if the record is damaged."""
 
-    @property
-    def inputs(self) -> InputFiles | None:
-        """The files, if it is known where the records are in them; or None."""
-
+    @abstractmethod
     def spans(self, indices: range) -> Iterable[Span]:
         """The bytes of records in turn, as far as they are known; see `GroupFiles`."""
 
+    @abstractmethod
     def firsts(self, decoder: RllibDecoder) -> Iterator[tuple[str, Batch]]:
         """URI and first readable record with rows of each file, or of each kind of file, that has one."""
 
+    def file_of(self, index: int) -> int:
+        """Number of the file that has a record."""
+        return bisect_right(self.ends, index)
+
     def uri_of(self, index: int) -> str:
         """The file that has a record."""
+        uri: str = self.files[self.file_of(index)].uri
+        return uri
 
+    @abstractmethod
     def close(self) -> None:
         """Close the files."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 from rlio.errors import CorruptData, UnknownLayout, UnsafeData
@@ -66,11 +66,15 @@ class ArrowTable(Pieces):
     Args:
         place: The files.
         limits: Bounds on the files.
+        opens: Opens a file by its number, as `InputFiles.open`; None: that of `inputs`.
     """
 
-    def __init__(self, place: Place, *, limits: Limits) -> None:
+    def __init__(
+        self, place: Place, *, limits: Limits, opens: Callable[..., IO[bytes]] | None = None
+    ) -> None:
         super().__init__(place.uri, place.files, limits)
         self.inputs: InputFiles = InputFiles(place.files)
+        self._opens = opens or self.inputs.open
         self._limits = limits
         self._open: OpenFiles[int, IO[bytes]] = OpenFiles(_OPEN_FILES, close=lambda stream: stream.close())
         self._batches: list[list[_Batch]] = []
@@ -92,7 +96,7 @@ class ArrowTable(Pieces):
         batches, rows = [], []
         schema: tuple[Any, dict[str, Extension]] | None = None
         # It stays open: what was fetched is read again, for the episodes and their rows.
-        stream = self._open.add(number, self.inputs.open(number, scans=True))
+        stream = self._open.add(number, self._opens(number, scans=True))
         size, starts = stream.seek(0, os.SEEK_END), None
         stream.seek(0)
         if stream.read(len(_MAGIC)) == _MAGIC:
@@ -135,7 +139,7 @@ class ArrowTable(Pieces):
     def _decoded(self, file: int, piece: int, names: Sequence[str]) -> Any:
         import pyarrow as pa
 
-        stream = self._open.get(file) or self._open.add(file, self.inputs.open(file))
+        stream = self._open.get(file) or self._open.add(file, self._opens(file))
         place = self._batches[file][piece]
         allowance = self.allowance.piece()
         allowance.spend(place.body)
@@ -176,38 +180,33 @@ class ArrowTable(Pieces):
         self.inputs.close()
 
 
-def open_plain_arrow(file: InputFile, *, limits: Limits) -> ArrowTable:
-    """A file without extension types.
+def open_plain_arrow(file: InputFile, *, limits: Limits, opens: Callable[..., IO[bytes]]) -> ArrowTable:
+    """A file without extension types; for ``opens`` see `ArrowTable`.
 
     Raises:
         CorruptData: The file is damaged. (UnsafeData: it has extension types.)
         UnknownLayout: It has categories.
     """
-    table = ArrowTable(Place(file.uri, None, (file,)), limits=limits)
+    table = ArrowTable(Place(file.uri, None, (file,)), limits=limits, opens=opens)
     if table.extensions(0):
         table.close()
         raise UnsafeData("found Arrow extension types, expected plain columns", uri=file.uri)
     return table
 
 
-def read_arrow_file(file: InputFile, *, limits: Limits) -> Any:
-    """The table in a file, validated.
+def read_arrow(table: ArrowTable) -> Any:
+    """All rows of a table of one file, validated.
 
     Raises:
-        CorruptData: The file is damaged. (UnsafeData: it is too large, or has extension types.)
-        UnknownLayout: It has categories.
+        CorruptData: The file is damaged. (UnsafeData: it is too large.)
     """
     import pyarrow as pa
 
-    table = open_plain_arrow(file, limits=limits)
-    try:
-        batches, allowance = [], table.allowance.piece()
-        for piece in range(len(table.pieces(0))):
-            batches.append(table.decode(0, piece, table.schema(0).names))
-            allowance.spend(batches[-1].get_total_buffer_size())
-        return pa.Table.from_batches(batches, table.schema(0))
-    finally:
-        table.close()
+    batches, allowance = [], table.allowance.piece()
+    for piece in range(len(table.pieces(0))):
+        batches.append(table.decode(0, piece, table.schema(0).names))
+        allowance.spend(batches[-1].get_total_buffer_size())
+    return pa.Table.from_batches(batches, table.schema(0))
 
 
 def _footer(stream: IO[bytes], size: int, limits: Limits) -> bytes:

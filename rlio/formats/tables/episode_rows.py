@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import abc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from rlio.formats.tables.padding import PaddedLists, padding_error
 from rlio.formats.tables.paths import paths_in, resolved, walk
 from rlio.formats.tables.table import Lists, Rows, Table, TableAround
 from rlio.mapping import Mapping
+from rlio.storage import Span
 
 __all__ = ["EpisodeRows"]
 
@@ -85,11 +86,18 @@ class EpisodeRows(TableAround):
         self._steps: list[NDArray[np.int64]] = []
         self._items: list[NDArray[np.int64]] = []
         self._starts: list[list[int]] = []
-        for file in range(len(table.rows)):
+        none = np.zeros(0, np.int64)
+        measured = [[(none, none, none)] for _ in table.rows]
+        for part in self._parts():
             try:
-                self._measure(file)
+                measured[part.file].append(self._measured(part))
             except RlioError as error:
-                raise_at(error, uri=table.uri_of(file))
+                raise_at(error, uri=table.uri_of(part.file))
+        for found in measured:
+            for kept, parts in zip(
+                (self._skips, self._steps, self._items), zip(*found, strict=True), strict=True
+            ):
+                kept.append(np.concatenate(parts))
         self._look_for_final()
         self._look_for_padding()
         for steps in self._steps:
@@ -146,28 +154,26 @@ class EpisodeRows(TableAround):
                 return path
         return None
 
-    def _measure(self, file: int) -> None:
-        """Find the steps of each row of a file."""
-        rows = self._table.rows[file]
+    def _parts(self) -> Iterator[Rows]:
+        """The rows of all files, in parts whose lists are measured at once."""
         if self._reference is None:
-            self._items.append(np.ones(rows, np.int64))
-            self._steps.append(np.ones(rows, np.int64))
-            self._skips.append(np.zeros(rows, np.int64))
-            return
-        found_of: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in range(3)]
-        for start in range(0, rows, _SCAN_ROWS):
-            part = Rows(file, start, min(rows, start + _SCAN_ROWS))
-            found = self._first_lists(part, self._reference)
-            assert found.lengths is not None
-            size = sum(leaf.nbytes for _, leaf in leaves(found.values))
-            if not size and found.lengths.any():
-                raise UnsafeData("the lists have items of no bytes", column=".".join(self._reference))
-            for each, values in zip(
-                found_of, (found.lengths, *self._steps_of(part, found.lengths)), strict=True
-            ):
-                each.append(values)
-        for kept, each in zip((self._items, self._skips, self._steps), found_of, strict=True):
-            kept.append(np.concatenate(each))
+            return (Rows(file, 0, rows) for file, rows in enumerate(self._table.rows))
+        paths = [path for path in (self._reference, self._mask) if path is not None]
+        if self._map.lengths is not None:
+            paths.append(resolved(self._table, self._map.lengths, "lengths"))
+        return self._table.stretches([path[0] for path in paths], rows=_SCAN_ROWS)
+
+    def _measured(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of some rows: the padding before the steps of each, its steps, and the items of its lists."""
+        if self._reference is None:
+            ones = np.ones(rows.stop - rows.start, np.int64)
+            return 0 * ones, ones, ones
+        found = self._first_lists(rows, self._reference)
+        assert found.lengths is not None
+        size = sum(leaf.nbytes for _, leaf in leaves(found.values))
+        if not size and found.lengths.any():
+            raise UnsafeData("the lists have items of no bytes", column=".".join(self._reference))
+        return *self._steps_of(rows, found.lengths), found.lengths
 
     def _first_lists(self, rows: Rows, path: tuple[str, ...]) -> Lists:
         each = _lists_in(walk(self._table.lists(rows, path[0]), path))
@@ -259,12 +265,9 @@ class EpisodeRows(TableAround):
         """See `Table`."""
         if self._reference is None:
             return self._table.read(rows, names)
-        starts = self._starts[rows.file]
-        first = max(0, bisect_right(starts, rows.start) - 1)
-        stop = max(first, int(np.searchsorted(starts, rows.stop)))
         self._table.together = self.together
-        part = rows._replace(start=first, stop=stop, keep=None)
-        here = slice(rows.start - starts[first], rows.stop - starts[first])
+        part, starts = self._episodes_of(rows), self._starts[rows.file]
+        here = slice(rows.start - starts[part.start], rows.stop - starts[part.start])
 
         def cut(leaf: NDArray[Any]) -> NDArray[Any]:
             return leaf[here] if rows.keep is None else leaf[here][rows.keep]
@@ -275,6 +278,17 @@ class EpisodeRows(TableAround):
             steps = self._flat(lists[name], part, name)
             found[name] = None if steps is None else map_structure(cut, steps)
         return found
+
+    def _episodes_of(self, rows: Rows) -> Rows:
+        """The rows of the other table that have some steps."""
+        starts = self._starts[rows.file]
+        first = max(0, bisect_right(starts, rows.start) - 1)
+        return rows._replace(start=first, stop=max(first, int(np.searchsorted(starts, rows.stop))), keep=None)
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterable[Span]:
+        """See `Table`."""
+        self._table.together = self.together
+        return self._table.spans(rows if self._reference is None else self._episodes_of(rows), names)
 
     def _look_for_padding(self) -> None:
         """Look at the first episodes of each file, as far as they are small."""

@@ -28,7 +28,7 @@ from rlio.formats.tables.cuts import lengths_in
 from rlio.formats.tables.paths import paths_in
 from rlio.formats.tables.table import Rows, Table, TableAround
 from rlio.mapping import DERIVE, Mapping, nested
-from rlio.storage import InputFiles, Span
+from rlio.storage import Span
 
 __all__ = ["FinalRows", "with_final_row"]
 
@@ -59,7 +59,6 @@ class FinalRows(TableAround):
 
     def __init__(self, table: Table, steps: Sequence[Sequence[int]]) -> None:
         super().__init__(table)
-        self.inputs: InputFiles | None = table.inputs
         self.of_episodes: frozenset[str] = table.of_episodes
         self._steps = steps
         self.lengths: Sequence[int] = [count + 1 for each in steps for count in each]

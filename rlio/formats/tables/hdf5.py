@@ -347,8 +347,7 @@ class Hdf5Table(Table):
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
         found = {}
-        if self.inputs.are_far:
-            self.inputs.hold([*self.spans(rows, names)])
+        self._handles.hold(rows.file, self.spans(rows, names))
         for name in names:
             with self._handles.guarded(rows.file):
                 found[name] = self._column(rows, name)
@@ -356,15 +355,9 @@ class Hdf5Table(Table):
 
     def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
         """See `Table`. Of a file that is not open, only that it will be."""
-        if not self._handles.is_open(rows.file):
-            yield rows.file, 0, 0
-        if not self._handles.is_open(rows.file):  # Nor since `InputFiles.hold` came back to it.
-            return
-        with self._handles.guarded(rows.file):
-            for name in names:
-                for path in leaves_of(self._trees.get(name, {}), name):
-                    for dataset, low, high in self._stretches(rows, path):
-                        yield from ((rows.file, *place) for place in self._handles.places(dataset, low, high))
+        paths = [path for name in names for path in leaves_of(self._trees.get(name, {}), name)]
+        wanted = (found for path in paths for found in self._stretches(rows, path))
+        return self._handles.spans(rows.file, wanted)
 
     def _stretches(self, rows: Rows, path: str) -> Iterator[tuple[Any, int, int]]:
         """The dataset of each group that has some rows, and which of its own rows they are."""
@@ -374,8 +367,7 @@ class Hdf5Table(Table):
             if at > first and starts[at] >= rows.stop:
                 return
             dataset = self._handles.checked(rows.file, _join(groups[at], path))
-            high = min(rows.stop - starts[at], len(dataset))
-            yield dataset, max(rows.start - starts[at], 0), high
+            yield dataset, max(rows.start - starts[at], 0), rows.stop - starts[at]
 
     def _column(self, rows: Rows, name: str) -> Any:
         stated = self.partitions[rows.file]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import abc
-from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,9 +23,8 @@ from rlio.formats.tables.paths import paths_of, resolved, walk
 from rlio.formats.tables.table import Rows, Table, cut_text
 from rlio.mapping import Mapping, dotted
 
-__all__ = ["WAY_OF_ROWS", "Flag", "MappedColumns", "as_flags", "is_cut", "spelled", "stretches"]
+__all__ = ["WAY_OF_ROWS", "Flag", "MappedColumns", "as_flags", "is_cut", "spelled"]
 
-_SCAN_ROWS: Final = 65_536
 _SHOWN_CODES: Final = 50
 #: A column of more values has no categories.
 _MOST_CODES: Final = 4096
@@ -137,6 +135,11 @@ class MappedColumns:
             found[path] = _coded(found[path], self._codes[path], path, fills=fills)
         return found
 
+    def _stretches(self, paths: Iterable[tuple[str, ...]]) -> Iterator[tuple[int, int]]:
+        """Stretches of rows, of which the caller reads some columns in turn; see `Table.stretches`."""
+        for file, start, stop, *_ in self._table.stretches({path[0] for path in paths}):
+            yield self._file_starts[file] + start, self._file_starts[file] + stop
+
     def _codes_of(self, given: Any) -> dict[tuple[str, ...], dict[Any, int]]:
         """The categories of columns, with their codes."""
         found = {self._path(name, "codes"): values for name, values in given.items()}
@@ -157,7 +160,7 @@ class MappedColumns:
     def _categories(self, path: tuple[str, ...]) -> list[Any]:
         """The values of a column of categories, sorted."""
         name, values = ".".join(path), set[Any]()
-        for start, stop in stretches(self._file_starts):
+        for start, stop in self._stretches([path]):
             column = _as_texts(self._read(start, stop, [path], fills=self._map.final_row)[path])
             if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "OUiub":
                 raise SchemaError(
@@ -257,13 +260,6 @@ class MappedColumns:
         """A flag of time limits, which rows that were not cut may lack."""
         value = self._read(start, stop, [flag.path], fills=True, flag=flag.path[1:])[flag.path]
         return np.zeros(stop - start, np.bool_) if value is None else as_flags(value, flag, fills=True)
-
-
-def stretches(starts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Stretches of rows, none over two files."""
-    for base, end in pairwise(starts):
-        for start in range(base, end, _SCAN_ROWS):
-            yield start, min(start + _SCAN_ROWS, end)
 
 
 def _sparse_flag(found: Any, path: tuple[str, ...]) -> Any:

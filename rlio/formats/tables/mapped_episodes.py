@@ -22,7 +22,6 @@ from rlio.formats.tables.mapped_columns import (
     as_flags,
     is_cut,
     spelled,
-    stretches,
 )
 from rlio.formats.tables.own_names import OwnNames
 
@@ -169,7 +168,7 @@ class MappedEpisodes(MappedColumns):
         seen: set[tuple[Any, ...]] = set()
         before: tuple[Any, ...] = ()
         ended = True  # The row before is the last of its episode.
-        for start, stop in stretches(self._file_starts):
+        for start, stop in self._stretches([*self._ids, *(flag.path for flag in (*flags, *firsts))]):
             found, marks = self._read_flags(start, stop, [*flags, *firsts], self._ids)
             ids = [self._id_column(found[path], path) for path in self._ids]
             end = np.logical_or.reduce([np.zeros(stop - start, np.bool_), *marks[: len(flags)]])
@@ -262,7 +261,7 @@ class MappedEpisodes(MappedColumns):
         if not isinstance(path, tuple):
             return
         begins, ids = np.array(self._starts[:-1]), list[Any]()
-        for start, stop in stretches(self._file_starts):
+        for start, stop in self._stretches([path]):
             low, high = np.searchsorted(begins, (start, stop))
             values = self._id_column(self._read(start, stop, [path])[path], path)
             ids += values[begins[low:high] - start].tolist()

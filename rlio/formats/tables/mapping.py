@@ -37,6 +37,7 @@ from rlio.errors import (
     OptionError,
     RlioError,
     SchemaError,
+    StoreError,
     UnknownLayout,
     excerpt,
 )
@@ -63,7 +64,7 @@ from rlio.formats.tables.doubts import (
 )
 from rlio.formats.tables.episode_rows import EpisodeRows
 from rlio.formats.tables.final_rows import FinalRows
-from rlio.formats.tables.mapped_columns import Flag, is_cut, spelled, stretches
+from rlio.formats.tables.mapped_columns import Flag, is_cut, spelled
 from rlio.formats.tables.mapped_episodes import MappedEpisodes
 from rlio.formats.tables.own_names import OwnNames, own_map
 from rlio.formats.tables.paths import paths_in, paths_of, resolved
@@ -258,11 +259,11 @@ class MappedSource(MappedEpisodes):
 
         A column that the mapping does not name may hold anything; one that ``is_needed`` must be readable.
         """
-        for start, stop in stretches(self._file_starts):
+        for start, stop in self._stretches([path]):
             try:
                 values = self._read(start, stop, [path], fills=fills)[path]
-            except RlioError:
-                if is_needed:
+            except RlioError as error:
+                if is_needed or isinstance(error, StoreError):
                     raise
                 return
             yield start, values
@@ -289,9 +290,11 @@ class MappedSource(MappedEpisodes):
     def _check_cut(self, path: tuple[str, ...]) -> None:
         """Refuse a flag of time limits that is not named, in an episode that is to be terminated."""
         ended, cut = self._flags
-        for start, stop in stretches(self._file_starts):
+        for start, stop in self._stretches([path, *(flag.path for flag in (ended, cut) if flag is not None)]):
             try:
                 flags = self._read_cuts(start, stop, Flag(path, False))
+            except StoreError:
+                raise
             except RlioError:
                 return  # A column that the mapping does not name may hold anything.
             rows = start + np.flatnonzero(flags)
@@ -421,7 +424,7 @@ class MappedSource(MappedEpisodes):
         cut = self._flags[1]
         cuts = [cut] if cut is not None and is_cut(cut) else []
         crc, paths = 0, sorted(self._paths() - {flag.path for flag in cuts})
-        for start, stop in stretches(self._file_starts):
+        for start, stop in self._stretches(paths):
             columns = [*self._read(start, stop, paths, fills=True).values()]
             for column in (*columns, *(self._read_cuts(start, stop, flag) for flag in cuts)):
                 for _, leaf in leaves(column) if column is not None else ():
@@ -461,19 +464,17 @@ class MappedSource(MappedEpisodes):
             yield from self._table.spans(Rows(file, begin - base, min(end, after) - base), names)
             file, begin = file + 1, after
 
-    def _names_of(self, columns: frozenset[str] | None) -> frozenset[str]:
-        """The columns of the table that `_loaded` reads."""
+    def _names_of(self, columns: frozenset[str] | None) -> list[str]:
+        """The columns of the table that `_loaded` reads, about in its order."""
         follow = {Columns.NEXT_OBS, Columns.NEXT_OBS_VALID} if self._map.next_obs == DERIVE else set[str]()
-        paths = {
-            path
-            for name, spec in self._specs.items()
-            if columns is None or name in columns or (name == Columns.OBS and not columns.isdisjoint(follow))
-            for path in paths_of(spec)
-        }
-        paths |= {
-            flag.path for flag in self._flags if flag is not None and flag.path not in self._of_episodes
-        }
-        return frozenset(path[0] for path in paths | ({*self._ids} if not self._numbers_ids else set()))
+        names: list[str] = []
+        for name, spec in self._specs.items():
+            if columns is None or name in columns or (name == Columns.OBS and not columns.isdisjoint(follow)):
+                names += sorted(path[0] for path in paths_of(spec))
+        flags = [flag.path for flag in self._flags if flag is not None and flag.path not in self._of_episodes]
+        return [
+            *dict.fromkeys(names + [path[0] for path in (*flags, *(() if self._numbers_ids else self._ids))])
+        ]
 
     def load_part(self, episode: int, start: int, stop: int, columns: frozenset[str] | None) -> SampleBatch:
         """Read some steps of an episode; see `PartSource`."""

@@ -34,7 +34,7 @@ from rlio.formats.files.inputs import Guard, in_column
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
 from rlio.formats.place import Place
-from rlio.formats.sink import Origin, PreparedEpisode
+from rlio.formats.sink import Origin
 from rlio.formats.tables.paths import flags_of
 from rlio.formats.tables.table import KEPT_BYTES, Rows, Table
 from rlio.limits import Limits
@@ -315,7 +315,7 @@ def _ragged_in(shapes: dict[str, tuple[int, ...]]) -> frozenset[str]:
     )
 
 
-class NpzSink(EpisodeFilesSink[SampleBatch]):
+class NpzSink(EpisodeFilesSink):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -337,9 +337,6 @@ class NpzSink(EpisodeFilesSink[SampleBatch]):
     ) -> None:
         self._method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
         super().__init__(storage, episodes_per_file=episodes_per_file)
-
-    def _part(self, episode: PreparedEpisode) -> SampleBatch:
-        return episode.rows()
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         arrays = {_LENGTHS: np.array([len(one) for one in episodes])}

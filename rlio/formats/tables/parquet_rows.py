@@ -24,7 +24,7 @@ from rlio.formats.episode_files import EpisodeFilesSink
 from rlio.formats.files.arrow_columns import ANY_LENGTH, TIMES, is_lists
 from rlio.formats.files.value_arrays import FLOATS
 from rlio.formats.format import Format, Holds, Marks
-from rlio.formats.sink import Origin, PreparedEpisode
+from rlio.formats.sink import Origin
 from rlio.schemas.arrow_tables import arrow_times, nested_lists
 from rlio.storage.filesystem import Storage
 
@@ -57,7 +57,7 @@ FORMAT = Format(
 )
 
 
-class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
+class ParquetRowsSink(EpisodeFilesSink):
     """Writes a folder of files; an `EpisodeSink`.
 
     Args:
@@ -79,9 +79,6 @@ class ParquetRowsSink(EpisodeFilesSink[SampleBatch]):
     ) -> None:
         self._compression = compression
         super().__init__(storage, episodes_per_file=episodes_per_file)
-
-    def _part(self, episode: PreparedEpisode) -> SampleBatch:
-        return episode.rows()
 
     def _encoded(self, episodes: list[SampleBatch]) -> bytes:
         rows = concat_samples(episodes)

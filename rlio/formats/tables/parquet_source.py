@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from rlio.formats.files.arrow_columns import (
     to_lists,
     to_times,
 )
-from rlio.formats.files.inputs import Failures, Guard, find_files, in_column
+from rlio.formats.files.inputs import Failures, FileOptions, Guard, find_files, in_column
 from rlio.formats.files.json_files import parse_json
 from rlio.formats.files.parquet_files import ParquetFiles
 from rlio.formats.files.parquet_footer import Extension, ForeignFile, registered_extensions
@@ -57,7 +57,7 @@ from rlio.formats.files.space_arrays import fit_space, space_of
 from rlio.formats.files.step_columns import check_step_columns
 from rlio.formats.format import format_of_columns
 from rlio.formats.rllib.decoder import STEP_NUMBERS, RllibDecoder, wanted_columns
-from rlio.formats.rllib.record_source import DecoderOf, RecordFiles
+from rlio.formats.rllib.record_source import DecoderOf, RecordFiles, Records, decoders
 from rlio.limits import Limits
 from rlio.read_options import ReadOptions
 from rlio.schemas.arrow_tables import arrow_times
@@ -87,39 +87,22 @@ _GROUP_ROWS: Final = 64
 _RECORD_LISTS = (*STEP_NUMBERS, Columns.ACTIONS)
 
 
-def open_rows(
-    inputs: StrPath | Sequence[StrPath],
-    *,
-    spaces: Spaces | None = None,
-    format_options: Mapping[str, Any] | None = None,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
-    on_error: Literal["raise", "skip"],
-) -> GroupFiles:
+def open_rows(inputs: StrPath | Sequence[StrPath], how: FileOptions) -> GroupFiles:
     """Parquet files as a source, as `ForeignParquetReader` reads them without options."""
-    options = ReadOptions(on_error=on_error)
-    groups, decoder_of = open_row_groups(
-        inputs,
-        options,
-        refuse=True,
-        storage_options=storage_options,
-        limits=limits,
-        spaces=spaces,
-        format_options=format_options,
-    )
+    options = ReadOptions(on_error=how.on_error)
+    groups, decoder_of = open_row_groups(inputs, options, how, refuse=True)
     with closing_on_error(groups):
         if groups.rows_are_batches:
             return RecordFiles(BatchRows(groups), groups.files, decoder_of, options, columns=None)
-        return StepRows(groups, options, spaces, decoder_of(None), {}, columns=None)
+        return StepRows(groups, options, how.spaces, decoder_of(None), {}, columns=None)
 
 
 def open_row_groups(
     inputs: StrPath | Sequence[StrPath],
     options: ReadOptions,
+    how: FileOptions,
     *,
     refuse: bool,
-    storage_options: Mapping[str, Any] | None,
-    limits: Limits,
     **decoding: Any,
 ) -> tuple[RowGroups, DecoderOf]:
     """The row groups of Parquet files, and what makes decoders.
@@ -127,15 +110,14 @@ def open_row_groups(
     Args:
         inputs: The files.
         options: The columns that are read, and what to do with damage.
+        how: Spaces, options of RLlib's records, storage options and limits.
         refuse: See `RowGroups`.
-        storage_options: Keywords of the fsspec filesystem.
-        limits: What the files may ask for.
-        decoding: Options of `RllibDecoder`.
+        decoding: Further options of `RllibDecoder`.
     """
-    files = find_files(inputs, suffixes=SUFFIXES, storage_options=storage_options, limits=limits)
-    decoder_of = partial(RllibDecoder, limits=limits, source=files[0].uri, **decoding)
-    decoder_of()  # Raises before a file is opened.
-    groups = RowGroups(files, limits, options.columns, refuse=refuse)
+    files = find_files(inputs, how, suffixes=SUFFIXES)
+    decoder_of = decoders(files, how, **decoding)
+    decoder_of(None)  # Raises before a file is opened.
+    groups = RowGroups(files, how.limits, options.columns, refuse=refuse)
     with closing_on_error(groups):
         groups.index(Failures(options.on_error))
     return groups, decoder_of
@@ -400,13 +382,14 @@ def _rows_are_batches(schema: Any) -> bool:
     )
 
 
-class BatchRows:
-    """Rows that are batches; `Records`."""
+class BatchRows(Records):
+    """Rows that are batches."""
 
     def __init__(self, groups: RowGroups) -> None:
         self._groups = groups
         self.files: Sequence[InputFile] = groups.files
         self.failures: Failures = groups.failures
+        self.inputs: InputFiles | None = groups.inputs
         self._ends = list(accumulate(groups.rows))
         self.numbers: list[int] = []
         counts = [0] * len(self.files)
@@ -418,23 +401,10 @@ class BatchRows:
     def has(self, index: int) -> bool:
         return index < len(self.numbers)
 
-    def count(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def inputs(self) -> InputFiles:
-        return self._groups.inputs
-
     def spans(self, indices: range) -> Iterator[Span]:
         first, last = (bisect_right(self._ends, index) for index in (indices[0], indices[-1]))
         for group in range(first, last + 1):
             yield from self._groups.spans(group, None)
-
-    def rows_of(self, index: int) -> int | None:
-        return None
-
-    def uri_of(self, index: int) -> str:
-        return self.files[bisect_right(self.ends, index)].uri
 
     def close(self) -> None:
         self._groups.close()

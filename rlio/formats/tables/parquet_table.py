@@ -57,6 +57,11 @@ class ParquetTable(Pieces):
         found = self._groups.spans(self._of_file[file][piece], frozenset(names))
         yield from (span[1:] for span in found)
 
+    def ensure_open(self, file: int) -> None:
+        """See `Table`."""
+        for group in self._of_file[file][:1]:
+            self._groups.open(group)
+
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """See `Pieces`."""
         groups = self._of_file[file]

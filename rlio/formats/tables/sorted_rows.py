@@ -11,7 +11,7 @@ Example:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -26,10 +26,9 @@ from rlio.formats.files.value_arrays import one_a_row
 from rlio.formats.tables.paths import resolved, walk
 from rlio.formats.tables.table import Rows, Table, TableAround
 from rlio.mapping import Mapping
+from rlio.storage import Span
 
 __all__ = ["SortedRows"]
-
-_SCAN_ROWS: Final = 65_536
 
 #: Texts whose characters sort as what they mean, if all have one width: times of ISO 8601, and numbers with
 #: zeros before them, behind one text or none. The groups must be alike in all.
@@ -82,7 +81,8 @@ class SortedRows(TableAround):
         #: Of each part that is sorted by itself, a file or all of them: the rows of the other table in order.
         self._order: list[NDArray[np.int64]] = []
         for part in [[file] for file in files] if mapping.per_file else [[*files]]:
-            columns = [self._column(path, part, is_key=path in keys) for path in (*ids, *keys)]
+            values = self._values_of([*ids, *keys], part)
+            columns = [self._column(path, values[path], is_key=path in keys) for path in (*ids, *keys)]
             order = self._sorted(
                 columns[: len(ids)], columns[len(ids) :], sum(table.rows[file] for file in part)
             )
@@ -91,13 +91,20 @@ class SortedRows(TableAround):
         self.rows: Sequence[int] = [len(order) for order in self._order]
         self.continues: bool | None = table.continues if mapping.per_file else True
 
-    def _column(self, path: tuple[str, ...], files: Sequence[int], *, is_key: bool) -> NDArray[Any]:
+    def _values_of(
+        self, paths: Sequence[tuple[str, ...]], files: Sequence[int]
+    ) -> dict[tuple[str, ...], list[NDArray[Any]]]:
+        """The values of the columns of the order, in parts."""
+        names = {path[0] for path in paths}
+        found: dict[tuple[str, ...], list[NDArray[Any]]] = {path: [] for path in paths}
+        for rows in self._table.stretches(names, files):
+            columns = self._read(rows, names)
+            for path, parts in found.items():
+                parts.append(_values(walk(columns[path[0]], path), path, rows.start))
+        return found
+
+    def _column(self, path: tuple[str, ...], parts: Sequence[NDArray[Any]], *, is_key: bool) -> NDArray[Any]:
         """A column of the order, as numbers that have its order; ``is_key``: it is no id."""
-        parts: list[NDArray[Any]] = []
-        for file in files:
-            for start in range(0, self._table.rows[file], _SCAN_ROWS):
-                rows = Rows(file, start, min(start + _SCAN_ROWS, self._table.rows[file]))
-                parts.append(self._values(rows, path))
         kinds = {
             "text" if part.dtype.kind in "OU" else "time" if part.dtype.kind in "mM" else "" for part in parts
         }
@@ -110,23 +117,6 @@ class SortedRows(TableAround):
         if is_key and kinds == {"text"}:
             _check_order(distinct.tolist(), ".".join(path))
         return numbers
-
-    def _values(self, rows: Rows, path: tuple[str, ...]) -> NDArray[Any]:
-        name = ".".join(path)
-        values = walk(self._read(rows, [path[0]])[path[0]], path)
-        values = one_a_row(Columns.EPS_ID, values) if isinstance(values, np.ndarray) else values
-        if not isinstance(values, np.ndarray) or values.ndim != 1:
-            raise SchemaError("expected one value a row, by which rows are sorted", column=name)
-        if values.dtype.kind in "OU":
-            is_missing = np.array([not isinstance(one, str) or not one for one in values.tolist()], np.bool_)
-        else:
-            is_missing = values != values
-        if is_missing.any():
-            raise SchemaError(
-                f"row {rows.start + int(is_missing.argmax())} has no value by which it could be sorted",
-                column=name,
-            )
-        return values
 
     def _sorted(
         self, ids: Sequence[NDArray[Any]], keys: Sequence[NDArray[Any]], rows: int
@@ -154,11 +144,28 @@ class SortedRows(TableAround):
 
     def read(self, rows: Rows, names: Collection[str]) -> dict[str, Any]:
         """See `Table`."""
-        wanted = self._order[rows.file][rows.start : rows.stop]
-        wanted = wanted if rows.keep is None else wanted[rows.keep]
+        wanted = self._wanted(rows)
         stored = np.sort(wanted)
-        parts: list[dict[str, Any]] = []
         self._table.together = self.together
+        parts = [self._read(part, names) for part in self._stored(rows, stored)]
+        if not parts:
+            return self._read(rows._replace(file=0, start=0, stop=0, keep=None), names)
+        place = np.searchsorted(stored, wanted)
+        return {name: _joined(name, [part[name] for part in parts], place) for name in names}
+
+    def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
+        """See `Table`."""
+        self._table.together = self.together
+        for part in self._stored(rows, np.sort(self._wanted(rows))):
+            yield from self._table.spans(part, names)
+
+    def _wanted(self, rows: Rows) -> NDArray[np.int64]:
+        """Which rows of the other table some rows are."""
+        wanted = self._order[rows.file][rows.start : rows.stop]
+        return wanted if rows.keep is None else wanted[rows.keep]
+
+    def _stored(self, rows: Rows, stored: NDArray[np.int64]) -> Iterator[Rows]:
+        """Rows of the other table in its order, as those of its files."""
         for file, (base, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
             low, high = np.searchsorted(stored, (base, end))
             here = stored[low:high] - base
@@ -166,12 +173,25 @@ class SortedRows(TableAround):
                 span = np.zeros(int(here[-1] - here[0]) + 1, np.bool_)
                 span[here - here[0]] = True
                 keep = None if span.all() else span
-                at = rows._replace(file=file, start=int(here[0]), stop=int(here[-1]) + 1, keep=keep)
-                parts.append(self._read(at, names))
-        if not parts:
-            return self._read(rows._replace(file=0, start=0, stop=0, keep=None), names)
-        place = np.searchsorted(stored, wanted)
-        return {name: _joined(name, [part[name] for part in parts], place) for name in names}
+                yield rows._replace(file=file, start=int(here[0]), stop=int(here[-1]) + 1, keep=keep)
+
+
+def _values(values: Any, path: tuple[str, ...], row: int) -> NDArray[Any]:
+    """The values of a column from a row on, each of which has a place in an order."""
+    name = ".".join(path)
+    values = one_a_row(Columns.EPS_ID, values) if isinstance(values, np.ndarray) else values
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        raise SchemaError("expected one value a row, by which rows are sorted", column=name)
+    if values.dtype.kind in "OU":
+        is_missing = np.array([not isinstance(one, str) or not one for one in values.tolist()], np.bool_)
+    else:
+        is_missing = values != values
+    if is_missing.any():
+        raise SchemaError(
+            f"row {row + int(is_missing.argmax())} has no value by which it could be sorted",
+            column=name,
+        )
+    return values
 
 
 def _joined(name: str, parts: Sequence[Any], place: NDArray[np.int64]) -> Any:

@@ -8,6 +8,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_right
 from collections import OrderedDict
@@ -36,6 +37,7 @@ from rlio.storage import InputFile, InputFiles, Span
 
 __all__ = [
     "KEPT_BYTES",
+    "SCAN_ROWS",
     "ArrayTable",
     "Lists",
     "Pieces",
@@ -48,6 +50,8 @@ __all__ = [
 
 #: Bytes of decoded pieces, or files, that a table keeps: one that has no more is decoded once.
 KEPT_BYTES: Final = 256 << 20
+#: Rows that are read at once where all of a table are looked through.
+SCAN_ROWS: Final = 65_536
 _PIECE_ROWS: Final = 16_384
 _OWN_LISTS: Final = (
     "the file itself says which rows have any number of items (HDF5 of variable length, the offsets of NPZ); "
@@ -176,6 +180,44 @@ class Table:
         """The bytes that `read` will fetch, about in this order, as far as they are known; see `inputs`."""
         return ()
 
+    def ensure_open(self, file: int) -> None:
+        """Open a file, if `spans` knows no more than that before."""
+
+    def stretches(
+        self, names: Collection[str], files: Iterable[int] | None = None, *, rows: int | None = None
+    ) -> Iterator[Rows]:
+        """Rows of some files (None: of all) in their order, none over two files, for a caller that reads some
+        columns of each: these are ``together`` meanwhile, if others are, and their bytes are requested ahead.
+
+        Raises:
+            CorruptData, StoreError: A file cannot be opened.
+        """
+        files, rows = range(len(self.rows)) if files is None else files, rows or SCAN_ROWS
+        found = [
+            Rows(file, start, min(start + rows, self.rows[file]))
+            for file in files
+            for start in range(0, self.rows[file], rows)
+        ]
+        before, file = self.together, -1
+        if not before.issuperset(names):
+            self.together = frozenset(names)
+        inputs = self.inputs if self.inputs is not None and self.inputs.are_far else None
+        try:
+            for number, one in enumerate(found):
+                if inputs is not None and file != one.file:
+                    self.ensure_open(file := one.file)
+                    inputs.expect(self._spans_of(found[number:], names))
+                yield one
+        finally:
+            self.together = before
+            if inputs is not None:
+                inputs.close()  # What was stated; the files stay open.
+
+    def _spans_of(self, coming: Iterable[Rows], names: Collection[str]) -> Iterator[Span]:
+        for rows in coming:
+            with contextlib.suppress(CorruptData, SchemaError):  # Raised where the rows are read.
+                yield from self.spans(rows, names)
+
     def lists(self, rows: Rows, name: str) -> Any:
         """The cells of some rows of a column as `Lists`, which may differ in length; nested where it is.
 
@@ -274,6 +316,7 @@ class TableAround(Table):
     def __init__(self, table: Table) -> None:
         super().__init__(table.uri, table.files)
         self._table = table
+        self.inputs: InputFiles | None = table.inputs
         self.names: Sequence[str] = table.names
         self.uneven: frozenset[str] = table.uneven
 
@@ -281,6 +324,10 @@ class TableAround(Table):
     def as_stored(self) -> Table:
         """See `Table`."""
         return self._table
+
+    def ensure_open(self, file: int) -> None:
+        """See `Table`."""
+        self._table.ensure_open(file)
 
     def close(self) -> None:
         """Close the other table."""
@@ -417,12 +464,28 @@ class Pieces(Table):
 
     def spans(self, rows: Rows, names: Collection[str]) -> Iterator[Span]:
         """See `Table`. Pieces that are kept are fetched no more."""
-        starts, asked = self._starts[rows.file], self._asked(names)
-        for piece in range(max(0, bisect_right(starts, rows.start) - 1), len(starts) - 1):
-            if starts[piece] >= rows.stop:
-                return
+        asked = self._asked(names)
+        for piece in self._pieces_of(rows):
             if (rows.file, piece, asked) not in self._kept:
                 yield from ((rows.file, *place) for place in self.places(rows.file, piece, asked))
+
+    def _pieces_of(self, rows: Rows) -> Iterator[int]:
+        """The pieces that have some rows of those that are needed; at least one, if there are any."""
+        starts, is_none = self._starts[rows.file], True
+        for piece in range(max(0, bisect_right(starts, rows.start) - 1), len(starts) - 1):
+            if starts[piece] >= rows.stop and not is_none:
+                return
+            part = slice(max(0, starts[piece] - rows.start), max(0, starts[piece + 1] - rows.start))
+            is_last = starts[piece + 1] >= rows.stop
+            # Rows that are far apart: of some pieces, no row is wanted.
+            if rows.keep is None or (is_last and is_none) or rows.keep[part].any():
+                is_none = False
+                yield piece
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all pieces are kept; otherwise those that are may be dropped before they are read again."""
+        return len(self._kept) >= sum(len(starts) - 1 for starts in self._starts)
 
     def extensions(self, file: int) -> Mapping[str, Extension]:
         """Extension types of a file's columns."""
@@ -454,17 +517,7 @@ class Pieces(Table):
     def _parts(self, rows: Rows, names: Collection[str]) -> list[Any]:
         """Tables of Arrow with some rows."""
         starts, parts = self._starts[rows.file], list[Any]()
-        piece = max(0, bisect_right(starts, rows.start) - 1)
-        while piece < len(starts) - 1 and (starts[piece] < rows.stop or not parts):
-            first, stop = max(starts[piece], rows.start), min(starts[piece + 1], rows.stop)
-            is_last = starts[piece + 1] >= rows.stop
-            if (
-                rows.keep is not None
-                and not (is_last and not parts)
-                and not rows.keep[first - rows.start : stop - rows.start].any()
-            ):
-                piece += 1
-                continue  # Rows that are far apart: no row of this piece is wanted.
+        for piece in self._pieces_of(rows):
             table = self.piece(rows.file, piece, names)
             if len(table) != starts[piece + 1] - starts[piece]:
                 raise CorruptData("the file has changed since it was opened", uri=self.files[rows.file].uri)
@@ -474,7 +527,6 @@ class Pieces(Table):
                 at = starts[piece] + low - rows.start
                 part = part.filter(rows.keep[at : at + len(part)])
             parts.append(part)
-            piece += 1
         return parts
 
     def piece(self, file: int, piece: int, names: Collection[str]) -> Any:

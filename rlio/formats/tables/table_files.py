@@ -6,10 +6,10 @@ Not here: what a mapping means (`rlio.mapping`), how a table is read by one (`rl
 from __future__ import annotations
 
 import os
-from collections import Counter, abc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rlio.batch.arrays import is_table
 from rlio.catalog.names import HEADER
@@ -22,12 +22,11 @@ from rlio.errors import (
     UnsafeData,
     excerpt,
 )
-from rlio.formats.files.inputs import Failures, find_files
+from rlio.formats.files.inputs import Failures, FileOptions, find_files
 from rlio.formats.format import Format, Marks, by_name, formats, recognise_file
-from rlio.formats.place import Place, about_format, locate_format, open_place
+from rlio.formats.place import Place, episode_files, locate_format, open_place
 from rlio.formats.tables.mapping import MappedSource, by_own_names
 from rlio.formats.tables.table import Table, table_in_memory
-from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping
 from rlio.source.damage import damage_named
 from rlio.source.episodes import EpisodeFiles
@@ -35,42 +34,33 @@ from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.inputs import expand_inputs, is_glob
 from rlio.storage.paths import StrPath
-from rlio.support.calls import closing_on_error
 from rlio.support.options import expected
 from rlio.support.progress import each
 from rlio.support.spaces import Spaces
 
-__all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table", "open_table_files", "spaces_of"]
+__all__ = ["IN_MEMORY", "details_of", "mapped_source", "open_table_files", "spaces_of"]
 
 IN_MEMORY: Final = Format(name="table", title="a table in memory", marks=Marks())
 
 
-def open_table(
-    inputs: Any,
-    *,
-    mapping: Mapping | None = None,
-    format: str | None = None,
-    format_options: abc.Mapping[str, Any] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    storage_options: abc.Mapping[str, Any] | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-) -> tuple[MappedSource, Format, dict[str, Any]]:
-    """The episodes of a table, its format, and everything besides the files that determines the rows.
+def open_table_files(inputs: Any, how: FileOptions) -> EpisodeFiles:
+    """The episodes of a table as a source.
 
-    See `rlio.readers.table_reader.read_table`. With ``on_error="skip"``, damaged files are left out if the
-    mapping says that files are whole episodes: otherwise an episode could go on behind a gap.
+    With ``on_error="skip"``, damaged files are left out if the mapping says that files are whole episodes:
+    otherwise an episode could go on behind a gap.
     """
-    own, details = dict(format_options or {}), details_of(mapping)
+    how = replace(how, spaces=spaces_of(how.mapping, how.spaces))  # It raises before anything is opened.
+    mapping, own, details = how.mapping, dict(how.format_options or {}), details_of(how.mapping)
     if is_table(inputs):
-        given = {"format": format, "format_options": own, "storage_options": storage_options}
+        given = {"format": how.format, "format_options": own, "storage_options": how.storage_options}
         if wrong := [name for name, value in given.items() if value]:
             raise OptionError(f"{excerpt(wrong)} have no effect: the table is in memory")
-        return mapped_source(table_in_memory(inputs), mapping), IN_MEMORY, details
-    found, place = _locate(inputs, format, storage_options, limits)
+        return episode_files(mapped_source(table_in_memory(inputs), mapping), IN_MEMORY, details, how)
+    found, place = _locate(inputs, how)
 
     def opened(files: Sequence[InputFile]) -> MappedSource:
         part = replace(place, files=tuple(files))
-        table = open_place(found, found.table, part, own, limits=limits)
+        table = open_place(found, found.table, part, own, limits=how.limits)
         with damage_named(found.title, uri=place.uri):
             return mapped_source(table, mapping)
 
@@ -79,11 +69,11 @@ def open_table(
     except UnsafeData:
         raise
     except CorruptData as error:
-        may_skip = on_error == "skip" and len(place.files) > 1 and not found.root
+        may_skip = how.on_error == "skip" and len(place.files) > 1 and not found.root
         if not (may_skip and mapping is not None and mapping.per_file):
             raise
         source = _without_damaged(place.files, opened, error)
-    return source, found, {**details, **own}
+    return episode_files(source, found, {**details, **own}, how)
 
 
 def _without_damaged(
@@ -116,32 +106,6 @@ def _without_damaged(
     return source
 
 
-def open_table_files(
-    inputs: Any,
-    *,
-    mapping: Mapping | None = None,
-    format: str | None = None,
-    format_options: abc.Mapping[str, Any] | None = None,
-    spaces: Spaces | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    storage_options: abc.Mapping[str, Any] | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-) -> EpisodeFiles:
-    """A table as a source; see `open_table`."""
-    spaces = spaces_of(mapping, spaces)  # It raises before anything is opened.
-    layout, found, own = open_table(
-        inputs,
-        mapping=mapping,
-        format=format,
-        format_options=format_options,
-        limits=limits,
-        storage_options=storage_options,
-        on_error=on_error,
-    )
-    with closing_on_error(layout):
-        return EpisodeFiles(layout, about=about_format(found, own), spaces=spaces, on_error=on_error)
-
-
 def mapped_source(table: Table, mapping: Mapping | None) -> MappedSource:
     """The episodes of a table, which are closed with it."""
     return by_own_names(table) if mapping is None else MappedSource(table, mapping)
@@ -164,10 +128,9 @@ def details_of(mapping: Mapping | None) -> dict[str, Any]:
     return {} if mapping is None else expected(mapping, Mapping, "mapping").to_json()
 
 
-def _locate(
-    inputs: Any, format: str | None, storage_options: abc.Mapping[str, Any] | None, limits: Limits
-) -> tuple[Format, Place]:
+def _locate(inputs: Any, how: FileOptions) -> tuple[Format, Place]:
     """The format of files with columns of the user's own, and the files."""
+    format, storage_options = how.format, how.storage_options
     values: list[StrPath] = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     known = [one for one in formats() if one.table is not None]
     chosen = None if format is None else by_name(format)
@@ -179,17 +142,12 @@ def _locate(
             raise OptionError("found a data set of rlio, whose columns need no mapping", uri=storage.uri)
         chosen = next((one for one in known if any(map(storage.exists, one.root))), None)
     if chosen is not None and chosen.root:
-        return locate_format(inputs, format=chosen.name, storage_options=storage_options, limits=limits)
+        return locate_format(inputs, replace(how, format=chosen.name))
     endings = tuple(ending for one in (known if chosen is None else [chosen]) for ending in one.marks.endings)
     try:
-        files = find_files(
-            values[0] if len(values) == 1 else values,
-            suffixes=endings,
-            storage_options=storage_options,
-            limits=limits,
-        )
+        files = find_files(values[0] if len(values) == 1 else values, how, suffixes=endings)
     except DataNotFound as error:
-        if below := _files_below(values, endings, storage_options, limits):
+        if below := _files_below(values, endings, how):
             raise DataNotFound(below, uri=error.uri) from error
         raise
     if chosen is None:
@@ -210,22 +168,17 @@ def _locate(
     return chosen, Place(files[0].uri, None, tuple(files))
 
 
-def _files_below(
-    values: Sequence[StrPath],
-    endings: tuple[str, ...],
-    storage_options: abc.Mapping[str, Any] | None,
-    limits: Limits,
-) -> str:
+def _files_below(values: Sequence[StrPath], endings: tuple[str, ...], how: FileOptions) -> str:
     """What to say of a lone folder that has files in its folders only; "": there are none."""
-    if len(values) != 1 or is_glob(values[0], storage_options):
+    if len(values) != 1 or is_glob(values[0], how.storage_options):
         return ""
     try:
         found = expand_inputs(
             values[0],
             suffixes=endings,
             recursive=True,
-            storage_options=storage_options,
-            limit=limits.listed_names,
+            storage_options=how.storage_options,
+            limit=how.limits.listed_names,
         )
     except RlioError:  # There are none, or too many.
         return ""
