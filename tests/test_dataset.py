@@ -61,6 +61,22 @@ def test_the_order_is_writers_by_id_and_rows_ascending() -> None:
     assert data.columns == {"default_policy": ["t", "obs", "eps_id"]}
 
 
+def test_a_data_set_reads_what_it_lists_with_the_options_of_read(tmp_path: Path) -> None:
+    data = open_dataset(two_writers())
+    store(SampleBatch(other=np.zeros(4)), root=data.uri, writer_id="w00002-00000000")
+    options: dict[str, Any] = {"batch_size": 5, "epochs": 1, "shuffle": True, "seed": 3}
+    with data.read(**options) as reader, rlio.read(data, **options) as other:
+        rows = [batch["obs"].tolist() for batch in reader]
+        assert rows == [batch["obs"].tolist() for batch in other]
+        assert sum(map(len, rows)) == 13
+    (tmp_path / "a.csv").write_text("x,y,reward,run\n1,0,1,0\n2,1,2,0\n3,0,3,1\n")
+    how = rlio.Mapping({"obs": "x", "actions": "y", "rewards": "reward"}, episode="run")
+    with open_dataset(tmp_path / "a.csv", mapping=how).read(epochs=1, cache="none") as reader:
+        assert np.concatenate([batch["rewards"] for batch in reader]).tolist() == [1, 2, 3]
+    with pytest.raises(OptionError, match="colums"):
+        data.read(colums=["obs"])
+
+
 def test_the_digest_names_the_snapshot() -> None:
     one, other = two_writers(), two_writers()
     assert open_dataset(one).digest == open_dataset(other).digest

@@ -36,10 +36,10 @@ LAYERS: tuple[str, ...] = (
     "look",  # what is in it
     "writers",
     "readers",  # the engine
+    "resolve",
     "dataset",
     "following",
     "maintenance",
-    "resolve",
     "conversion",
     "envs",
     "connectors",

@@ -146,7 +146,6 @@ class _Ranks:
         """This process opens the data set, and all ranks read it together."""
         begun = time.process_time()
         data = rlio.open_dataset(self._root, storage_options=self._options)
-        data.schemas  # noqa: B018  # Read here, they are sent too.
         opening = time.process_time() - begun
         self._check(rows, self._read(data, self._asked, "opened once"))
         self.cpu["opened once"][-1] += opening

@@ -32,6 +32,7 @@ from rlio.errors import (
     excerpt,
 )
 from rlio.read_options import ReadOptions
+from rlio.resolve import read
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo
 from rlio.source.span_reader import GoneSegments
@@ -64,6 +65,9 @@ class Dataset(DatasetSnapshot):
         listing: The objects under the root.
         at: The snapshot to show; None: all listed rows.
     """
+
+    #: ``data.read(...)`` is ``rlio.read(data, ...)``: a reader of the listed rows, with the same options.
+    read = read
 
     def to_arrow_batches(
         self,

@@ -29,7 +29,7 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Dataset:
-    """Open the data set under ``uri``. Lists the root and reads the header, but no shard.
+    """Open the data set under ``uri``. Lists the root and reads its header and schemas, but no shard.
 
     Files of another library, and tables, are a data set that is read only: `Dataset.episode`, rows,
     `Dataset.stats` and exports work. What needs shards of rlio, such as `Dataset.snapshot`, raises
@@ -68,7 +68,9 @@ def open_dataset(
     failure = None
     if may_be_root(uri, own):
         try:
-            return without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
+            data: Dataset = without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
+            _ = data.schemas  # Those of later writers are not of these rows.
+            return data
         except DataNotFound as error:
             failure = error
     found = open_other(uri, at, {**own, **shared}, failure)

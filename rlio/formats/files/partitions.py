@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from rlio.batch.columns import TRAJECTORY
 from rlio.batch.other_names import MEANT
-from rlio.errors import RlioError, SchemaError, UnknownLayout, excerpt
+from rlio.errors import RlioError, SchemaError, StoreError, UnknownLayout, excerpt
 from rlio.storage import InputFile
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath
@@ -72,6 +72,8 @@ def has_partitions(value: StrPath, storage_options: Mapping[str, Any] | None = N
     try:
         folders = Storage.open(value, storage_options=storage_options).folders("")
         return any(_PARTITION.fullmatch(name) for name in folders)
+    except StoreError:
+        raise
     except (RlioError, OSError):  # It is no folder; what opens it says why it cannot.
         return False
 

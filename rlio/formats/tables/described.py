@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlio.batch.nested import leaves
-from rlio.errors import RlioError, excerpt
+from rlio.errors import RlioError, StoreError, excerpt
 from rlio.formats.tables.table import Lists, Rows, Table
 
 __all__ = ["describe", "described_lists", "hint_of", "kind_of"]
@@ -39,6 +39,8 @@ def describe(table: Table) -> str:
                 shown.append(_described_beside(name, table.array(rows.file, name)))
                 continue
             found = None if rows is None else table.read(rows, [name])[name]
+        except StoreError:
+            raise
         except RlioError as error:
             shown.append(described_lists(table, rows, name) or _unreadable(name, error))
             continue
@@ -66,6 +68,8 @@ def described_lists(table: Table, rows: Rows | None, name: str) -> str:
     """A column of lists of different lengths; "": it has none."""
     try:
         found = None if rows is None else table.lists(rows, name)
+    except StoreError:
+        raise
     except RlioError:
         return ""
     if not isinstance(found, Lists) or found.lengths is None or len({*found.lengths.tolist()}) < 2:

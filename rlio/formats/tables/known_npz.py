@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.errors import RlioError, UnknownLayout
+from rlio.errors import RlioError, StoreError, UnknownLayout
 from rlio.formats.files.step_columns import suggested_mapping
 from rlio.formats.files.value_arrays import flags_in, one_a_row
 from rlio.formats.format import Format, Marks
@@ -152,6 +152,8 @@ def _further(table: NpzTable, known: Collection[str]) -> tuple[dict[str, str], l
             is_plain = name and "/" not in name and not is_per_sequence(name)
             values = table.read(Rows(0, 0, 1), [name])[name] if is_plain else None
             Mapping({Columns.OBS: "observations", name: name})
+        except StoreError:
+            raise
         except RlioError:
             values = None
         if values is None or values.dtype.kind not in "biuf":

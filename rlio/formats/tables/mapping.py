@@ -156,7 +156,7 @@ class MappedSource(MappedEpisodes):
 
     def _explain(self, error: RlioError) -> NoReturn:
         """Raise an error of the mapping with the columns of the table."""
-        if isinstance(error, (CorruptData, UnknownLayout)):
+        if isinstance(error, (CorruptData, UnknownLayout, StoreError)):
             raise error
         text = str(error).rpartition(" [")[0] if error.column or error.uri else str(error)
         raise type(error)(

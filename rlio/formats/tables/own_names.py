@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import abc
+from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from rlio.batch.columns import Columns, is_per_sequence
-from rlio.errors import RlioError, SchemaError, UnknownLayout, excerpt
+from rlio.errors import RlioError, SchemaError, StoreError, UnknownLayout, excerpt
 from rlio.formats.files.step_columns import check_other_names
 from rlio.formats.tables.described import describe
 from rlio.formats.tables.table import Table
@@ -45,9 +46,12 @@ def own_map(table: Table) -> Mapping:
         flags = [columns.pop(name, None) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)]
         ids = [columns.pop(Columns.EPS_ID)] if table.lengths is None and Columns.EPS_ID in columns else []
         return OwnNames(columns, episode=ids, terminated=flags[0], truncated=flags[1])
-    except RlioError as error:
-        found, shown, way = str(error).partition(":")[0], describe(table), table.suggested()
+    except StoreError:
         table.close()
+        raise
+    except RlioError as error:
+        with closing(table):
+            found, shown, way = str(error).partition(":")[0], describe(table), table.suggested()
         raise UnknownLayout(f"{found}; say what the columns mean: {way}; {shown}", uri=table.uri) from error
 
 

@@ -18,6 +18,7 @@ from rlio.errors import (
     DataNotFound,
     OptionError,
     RlioError,
+    StoreError,
     UnknownLayout,
     UnsafeData,
     excerpt,
@@ -93,6 +94,8 @@ def _without_damaged(
             found.uri = found.uri or file.uri
             damaged.append(found)
             continue
+        except StoreError:
+            raise
         except RlioError:  # Of this file alone; it is raised if it is one of all files, too.
             pass
         whole.append(file)
@@ -180,6 +183,8 @@ def _files_below(values: Sequence[StrPath], endings: tuple[str, ...], how: FileO
             storage_options=how.storage_options,
             limit=how.limits.listed_names,
         )
+    except StoreError:
+        raise
     except RlioError:  # There are none, or too many.
         return ""
     kinds = Counter(next(one for one in endings if file.path.lower().endswith(one)) for file in found)
