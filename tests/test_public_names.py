@@ -242,6 +242,7 @@ OPEN_KEYWORDS = {
     "save_checkpoint": "parts, named by the caller",
     "load_checkpoint": "parts, named by the caller",
     "read": "options of the reader that opens the value, which may be a registered one",
+    "Dataset.read": "likewise",
     "read_dataset": "options of ray.data.read_datasource",
     "make_atari": "options of gymnasium.make",
     "RolloutWorker.apply": "arguments of the caller's function",
