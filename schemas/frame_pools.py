@@ -335,5 +335,9 @@ def _split_lying(
 ) -> NDArray[np.bool_]:
     """Compare stacks whose frames are stored one after the other; see `_compare`."""
     newest[:] = new_obs[:, -1]
-    own: NDArray[np.bool_] = (obs[:, 1:] == new_obs[:, :-1]).reshape(len(obs), -1).all(axis=1)
-    return own
+    rows, size = len(obs), newest.shape[1]
+    # All rows in one run of memory, a frame apart: the frame that goes with the row below is compared, too,
+    # and left out. Row by row, it takes half as long again.
+    same = np.empty(obs.size, bool)
+    np.equal(obs.reshape(-1)[size:], new_obs.reshape(-1)[:-size], out=same[:-size])
+    return np.asarray(same.reshape(rows, -1)[:, :-size].all(axis=1))
