@@ -6,6 +6,7 @@ import gc
 import json
 import pickle
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,19 @@ from further import further
 from test_convert import episode, record, rows_of
 
 import rlio
-from rlio.errors import CorruptData, MissingColumn, OptionError, SchemaError, UnknownLayout, UnsafeData
+from rlio.errors import (
+    CorruptData,
+    MissingColumn,
+    OptionError,
+    RlioError,
+    SchemaError,
+    UnknownLayout,
+    UnsafeData,
+)
+from rlio.formats.files.hdf5_files import Hdf5Files
 from rlio.formats.format import formats, recognise
+from rlio.limits import Limits
+from rlio.storage import expand_inputs
 
 GOLDEN = Path(__file__).with_name("golden") / "formats"
 
@@ -600,3 +612,85 @@ def test_a_reader_that_is_dropped_in_a_loop_leaves_no_open_file(
     for _ in rlio.read(tmp_path / "other", epochs=1, **options):
         pass
     gc.collect()
+
+
+def stored_in_ways(path: Path) -> list[str]:
+    """Datasets ``group/x``, each stored in another way; returns their paths."""
+    never = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    never.set_chunk((4, 3))
+    never.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    twice = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    twice.set_chunk((4, 3))
+    twice.set_filter(h5py.h5z.FILTER_DEFLATE, 0, (1,))
+    twice.set_filter(h5py.h5z.FILTER_DEFLATE, 0, (1,))
+    (path.parent / "x.bin").write_bytes(bytes(8 * 4 * 4))
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "chunks": {"chunks": (4, 3)},
+        "chunks of one number": {"chunks": (4, 1)},
+        "chunks of other rows": {"chunks": (2, 3)},
+        "zipped": {"chunks": (4, 3), "compression": "gzip"},
+        "shuffled": {"chunks": (4, 3), "shuffle": True},
+        "other numbers": {"chunks": (4, 3), "dtype": np.float64},
+        "other order": {"chunks": (4, 3), "dtype": ">f4"},
+        "longer": {"chunks": (4, 3), "shape": (9, 4)},
+        "one number a row": {"shape": (8,)},
+        "external": {"external": [(str(path.parent / "x.bin"), 0, 8 * 4 * 4)]},
+        "not stored, no fill": {"dcpl": never},
+        "deflated twice": {"dcpl": twice},
+    }
+    with h5py.File(path, "w") as file:
+        for way, how in ways.items():
+            options = {"shape": (8, 4), "dtype": np.float32, **how}
+            if "dcpl" in how:
+                space = h5py.h5s.create_simple(options["shape"])
+                group = file.create_group(way)
+                h5py.h5d.create(group.id, b"x", h5py.h5t.IEEE_F32LE, space, how["dcpl"])
+            else:
+                found = file.create_dataset(f"{way}/x", **options)
+                if "external" not in how:
+                    found[...] = 1
+        file.create_group("virtual")
+        layout = h5py.VirtualLayout((8, 4), np.float32)
+        layout[:] = h5py.VirtualSource(str(path), "plain/x", (8, 4))
+        file.create_virtual_dataset("virtual/x", layout)
+        file["committed"] = np.dtype(np.float32)
+        file.create_dataset("of a named type/x", (8, 4), file["committed"], chunks=(4, 3))
+        part = file.create_dataset("partly stored/x", (8, 4), np.float32, chunks=(4, 3))
+        part[:4] = 1
+    return [f"{way}/x" for way in (*ways, "virtual", "of a named type", "partly stored")]
+
+
+def test_a_dataset_is_checked_alike_after_any_other_of_its_name(tmp_path: Path) -> None:
+    paths = stored_in_ways(tmp_path / "a.h5")
+    files = expand_inputs(tmp_path / "a.h5")
+
+    def checked(of: Hdf5Files, path: str) -> Any:
+        try:
+            shape, stored = of.check(of.file(0)[path], path, "a.h5")
+        except RlioError as error:
+            return type(error), str(error)
+        return shape, stored[2:]
+
+    with closing(Hdf5Files(files, Limits())) as alone:
+        expected = {}
+        for path in paths:
+            alone._layouts.clear()
+            expected[path] = checked(alone, path)
+    refused = {path for path, found in expected.items() if isinstance(found[0], type)}
+    assert refused == {"external/x", "virtual/x", "not stored, no fill/x", "deflated twice/x"}
+    with closing(Hdf5Files(files, Limits())) as together:
+        for first in paths:
+            for second in paths:
+                checked(together, first)
+                assert checked(together, second) == expected[second], (first, second)
+
+
+def test_a_named_type_of_a_file_that_was_closed_is_not_asked_again(tmp_path: Path) -> None:
+    for number in range(6):  # More than stay open.
+        stored_in_ways(tmp_path / f"{number}.h5")
+    with closing(Hdf5Files(expand_inputs(tmp_path / "*.h5"), Limits())) as files:
+        for number in range(6):
+            path = "of a named type/x"
+            shape, stored = files.check(files.file(number)[path], path, f"{number}.h5")
+            assert (shape, stored.dtype) == ((8, 4), np.float32)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import wait
 
+import pytest
+
+from rlio.source import ahead as module
 from rlio.source.ahead import Ahead
 
 
@@ -30,3 +34,31 @@ def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None
     assert ahead.get(3, load) == 3
     assert overlaps == 0
     ahead.close()
+
+
+@pytest.mark.parametrize(("busy", "meanwhile"), [(0.1, False), (0.2, False), (0.3, True), (5.0, True)])
+def test_the_next_item_is_loaded_meanwhile_if_the_caller_is_busy(
+    busy: float, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread for less hides little, and both wait for Python's lock."""
+    now, loaded_by = 0.0, list[threading.Thread]()
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+
+    def load(key: int) -> int:
+        nonlocal now
+        now += 1
+        loaded_by.append(threading.current_thread())
+        return key
+
+    ahead = Ahead[int]()
+    for key in range(4):
+        assert ahead.get(key, load) == key
+        ahead.announce(key + 1, load)
+        if ahead._announced is not None:
+            wait([ahead._announced[1]])
+        now += busy
+    ahead.close()
+    main = threading.current_thread()
+    # Nothing is known of the caller at the first item.
+    expected = [True, True, False, False, False] if meanwhile else [True] * 4
+    assert [thread is main for thread in loaded_by] == expected

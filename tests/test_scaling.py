@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import scaling
+from benchmarks import followers, scaling
 from benchmarks.report import replace_blocks
 from benchmarks.scaling import TABLES, main
 
@@ -83,3 +83,11 @@ def test_what_was_measured_can_be_shown_again(
     main(["--from", str(file)])
     shown = capsys.readouterr().out
     assert re.search(r"\| 1,200 \| 10 \|", shown)
+
+
+def test_followers_of_two_checkouts_take_turns(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    followers.main(["--rounds", "1", "--shards", "4", "--beside", str(checkout)])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()]
+    # This one beside itself is one checkout.
+    assert [(row[0].strip(), row[1].strip()) for row in rows[2:]] == [("2,500", "this"), ("100", "this")]
+    assert all(float(row[2]) > 0 and float(row[3]) > 0 and int(row[5]) >= 4 for row in rows[2:])

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ from rlio.storage.open_files import OpenFiles
 from rlio.support.calls import closing_on_error
 from rlio.support.extras import needs
 
-__all__ = ["Hdf5Files", "leaves_of", "tree_of"]
+__all__ = ["Hdf5Files", "StoredAs", "leaves_of", "tree_of"]
 
 _OPEN_FILES = 4
 _CACHE_BYTES = 64 << 20
@@ -70,6 +70,28 @@ _VIRTUAL: Final = 3
 _TEXT_BYTES: Final = 64
 
 
+class StoredAs(NamedTuple):
+    """How a dataset is stored.
+
+    Attributes:
+        properties, kind: HDF5's descriptions of the storage, and of the type.
+        dtype: NumPy's.
+        chunk: Shape of a chunk; (): it has none.
+        chunk_bytes: Of a chunk in memory.
+        is_plain: Whether a chunk has as many bytes in the file: it is not compressed, and has no texts, which
+            are elsewhere.
+        has_fill: Whether rows that are not stored have a value.
+    """
+
+    properties: Any
+    kind: Any
+    dtype: np.dtype[Any]
+    chunk: tuple[int, ...]
+    chunk_bytes: int
+    is_plain: bool
+    has_fill: bool
+
+
 class Hdf5Files:
     """Open HDF5 files: the few most recently used.
 
@@ -92,6 +114,7 @@ class Hdf5Files:
         self.allowance: Allowance = Allowance.of(files, limits)
         self._piece = self.allowance.piece()
         self._open: OpenFiles[int, _Opened] = OpenFiles(_OPEN_FILES, close=_Opened.close)
+        self._layouts: dict[str, StoredAs] = {}
 
     def file(self, number: int) -> Any:
         """The h5py file."""
@@ -217,7 +240,7 @@ class Hdf5Files:
     def is_group(self, item: Any) -> bool:
         return isinstance(item, self._h5py.Group)
 
-    def check(self, dataset: Any, path: str, uri: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    def check(self, dataset: Any, path: str, uri: str) -> tuple[tuple[int, ...], StoredAs]:
         """Refuse data that is in other files, needs a plug-in, or inflates to too much memory.
 
         Args:
@@ -226,24 +249,17 @@ class Hdf5Files:
             uri: Of the file.
 
         Returns:
-            Its shape and dtype.
+            Its shape, and how it is stored.
         """
         # h5py's properties take longer than reading the rows of a short episode: each is asked once.
         low = dataset if isinstance(dataset.id, int) else dataset.id
-        layout, shape, dtype = low.get_create_plist(), low.shape, low.dtype
-        if layout.get_layout() == _VIRTUAL or layout.get_external_count():
-            raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
-        filters = [layout.get_filter(i)[0] for i in range(layout.get_nfilters())]
-        if unknown := {*filters} - _FILTERS:
-            raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(unknown)}", uri=uri)
-        if len(filters) > len({*filters}):  # Twice deflated, a chunk of no size becomes one of any size.
-            raise UnsafeData(f"{excerpt(path)} has a filter twice", uri=uri)
+        layout, shape = self._layout(low, path, uri), low.shape
         most = self._limits.group_bytes // _PART
-        if math.prod(shape[1:]) * dtype.itemsize > most:
+        if math.prod(shape[1:]) * layout.dtype.itemsize > most:
             raise UnsafeData(f"{excerpt(path)} has rows of shape {shape[1:]}: too large", uri=uri)
         # A file of two kilobytes may claim a dataset of 10**12 rows and store none. Deflate shrinks zeros,
         # such as the flags of long episodes, by a factor of 1032.
-        size = math.prod(shape) * dtype.itemsize
+        size = math.prod(shape) * layout.dtype.itemsize
         if size > self._limits.free_bytes:
             try:
                 self._limits.check_inflation(
@@ -251,27 +267,67 @@ class Hdf5Files:
                 )
             except UnsafeData as error:
                 raise_at(error, uri=uri)
-        if layout.get_layout() == _CHUNKED and math.prod(layout.get_chunk()) * dtype.itemsize > most:
-            raise UnsafeData(f"{excerpt(path)} has chunks of shape {layout.get_chunk()}: too large", uri=uri)
+        if layout.chunk_bytes > most:
+            raise UnsafeData(f"{excerpt(path)} has chunks of shape {layout.chunk}: too large", uri=uri)
         self._check_stored(low, layout, shape, path, uri)
-        return shape, dtype
+        return shape, layout
 
-    def _check_stored(self, low: Any, layout: Any, shape: tuple[int, ...], path: str, uri: str) -> None:
+    def _layout(self, low: Any, path: str, uri: str) -> StoredAs:
+        """How a dataset is stored. Refuses data that is in other files, or needs a plug-in.
+
+        Datasets of one name are mostly stored alike, and comparing two layouts takes as long as one question.
+        """
+        properties, kind, name = low.get_create_plist(), low.get_type(), path.rpartition("/")[2]
+        known = self._layouts.get(name)
+        if (
+            known is not None
+            and known.properties.equal(properties)
+            # HDF5 finds lists equal of which the last number of a chunk's shape differs.
+            and (not known.chunk or properties.get_chunk() == known.chunk)
+            and known.kind.equal(kind)
+        ):
+            return known
+        if properties.get_layout() == _VIRTUAL or properties.get_external_count():
+            raise UnsafeData(f"{excerpt(path)} lies in other files, which are not opened", uri=uri)
+        filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
+        if unknown := {*filters} - _FILTERS:
+            raise UnsafeData(f"{excerpt(path)} needs HDF5 plug-ins {sorted(unknown)}", uri=uri)
+        if len(filters) > len({*filters}):  # Twice deflated, a chunk of no size becomes one of any size.
+            raise UnsafeData(f"{excerpt(path)} has a filter twice", uri=uri)
+        chunk = properties.get_chunk() if properties.get_layout() == _CHUNKED else ()
+        never, dtype = self._h5py.h5d.FILL_TIME_NEVER, low.dtype
+        found = StoredAs(
+            properties,
+            kind,
+            dtype,
+            chunk,
+            math.prod(chunk) * dtype.itemsize if chunk else 0,
+            {*filters} <= {_SHUFFLE} and not dtype.hasobject,
+            bool(properties.fill_value_defined()) and properties.get_fill_time() != never,
+        )
+        if len(self._layouts) >= _OPEN_DATASETS:
+            self._layouts.clear()
+        if not kind.committed():  # Such a type is gone with its file.
+            self._layouts[name] = found
+        return found
+
+    def _check_stored(self, low: Any, layout: StoredAs, shape: tuple[int, ...], path: str, uri: str) -> None:
         """Refuse data for which HDF5 gives what was in memory before, without an error."""
-        has_fill = layout.fill_value_defined() and layout.get_fill_time() != self._h5py.h5d.FILL_TIME_NEVER
-        if layout.get_layout() != _CHUNKED:
-            if not (has_fill or 0 in shape or low.get_storage_size()):
+        if not layout.chunk:
+            if not (layout.has_fill or 0 in shape or low.get_storage_size()):
                 raise CorruptData(f"{excerpt(path)} has {_UNSTORED}", uri=uri)
             return
-        chunk, stored = layout.get_chunk(), low.get_num_chunks()
-        dtype, filters = low.dtype, {layout.get_filter(i)[0] for i in range(layout.get_nfilters())}
-        if filters <= {_SHUFFLE} and not dtype.hasobject:  # Texts are elsewhere in the file.
-            found, expected = low.get_storage_size(), stored * math.prod(chunk) * dtype.itemsize
-            if found != expected:
-                text = f"{excerpt(path)} has {found} bytes in {stored} chunks, expected {expected}"
-                raise CorruptData(text, uri=uri)
-        wanted = math.prod(-(-rows // part) for rows, part in zip(shape, chunk, strict=True))
-        if not has_fill and stored < wanted:
+        wanted, size = 1, layout.chunk_bytes
+        for rows, part in zip(shape, layout.chunk, strict=True):
+            wanted *= -(-rows // part)
+        found = low.get_storage_size() if layout.is_plain else None
+        if layout.has_fill and found == wanted * size:
+            return  # Counting chunks takes as long as opening the dataset.
+        stored = low.get_num_chunks()
+        if found is not None and found != stored * size:
+            text = f"{excerpt(path)} has {found} bytes in {stored} chunks, expected {stored * size}"
+            raise CorruptData(text, uri=uri)
+        if not layout.has_fill and stored < wanted:
             raise CorruptData(f"{excerpt(path)} has {_UNSTORED}: {stored} of {wanted} chunks", uri=uri)
 
     def read(self, dataset: Any, start: int = 0, stop: int | None = None) -> NDArray[Any]:
