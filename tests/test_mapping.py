@@ -1274,6 +1274,19 @@ def test_the_column_in_the_names_of_folders_is_a_column_without_a_mapping(
     assert rlio.convert(root, tmp_path / "out").episodes == 3
 
 
+@pytest.mark.parametrize("write", [write_parquet, write_jsonl])
+def test_tables_in_such_folders_without_known_columns_are_seen_as_those_of_one_folder(
+    write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
+) -> None:
+    """It was "no files found", and "no data set", with a list of the folders."""
+    root = in_partitions(
+        write, {"day": [1, 1, 2], "x": [0.0, 1.0, 2.0], "reward": [1.0] * 3}, tmp_path, "day"
+    )
+    for opens in (rlio.read, rlio.open_dataset):
+        with pytest.raises(UnknownLayout, match=r"mapping=rlio\.Mapping"):
+            opens(root)
+
+
 def test_a_column_of_ids_in_the_names_of_some_folders_is_refused_and_so_is_one_that_a_reader_ignores(
     tmp_path: Path,
 ) -> None:
