@@ -67,7 +67,9 @@ _INSTEAD = {
     "n_step": "write draw=rlio.NStep(3, gamma=0.99)",
     "gamma": "write draw=rlio.NStep(3, gamma=0.99), or derive=['mc_return(0.99)']",
     "sequence_length": "write draw=rlio.Sequences(20)",
-    "episodes": "write draw=rlio.WholeEpisodes()",
+    "episodes": "write draw=rlio.WholeEpisodes(), or to choose some filter='eps_id in (1, 2)'",
+    "num_workers": "write rlio.torch.ReplayDataset(...).loader(num_workers=...)",
+    "device": "write rlio.torch.prefetch(reader, device=...)",
     **{name: _SEQUENCES.format(name) for name in ("burn_in", "overlap", "starts", "padding", "layout")},
     "derive": _EPISODES_OF_DATA,
     "split": _EPISODES_OF_DATA,
@@ -127,7 +129,8 @@ def expected(value: T | None, kind: type[T], name: str) -> T:
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        how = f"{kind.__name__}(**{name})" if isinstance(value, Mapping) else f"{kind.__name__}(...)"
+        fits = isinstance(value, Mapping) and value.keys() <= inspect.signature(kind).parameters.keys()
+        how = f"{kind.__name__}(**{name})" if fits else f"{kind.__name__}(...)"
         raise OptionError(f"{name}={excerpt(value)}: expected a {kind.__name__}; write {name}={how}")
     return value
 
