@@ -381,6 +381,13 @@ class InputReader(Restorable, ClosedByWith):
                     f"state[{key!r}] is {excerpt(state.get(key))} but this reader needs {value!r}: "
                     "load it into the reader and version that saved it"
                 )
+        if self.replayable and type(self)._seek is InputReader._seek:
+            logger.warning(
+                "%s has no _position and _seek: it begins anew, and gives rows again that it gave before the "
+                "state was saved, unless all of its batches are alike; implement both, or set replayable = "
+                "False",
+                type(self).__name__,
+            )
         position = dict(value_in(state, "position", dict, of="state"))
         skip, dropped = (whole_number(state, key, of="state") for key in ("skip", "dropped"))
         self._rests = None

@@ -179,3 +179,17 @@ def test_a_writer_that_takes_what_does_not_fit_is_told_what_it_took(tmp_path: Pa
 def test_tests_keep_their_names() -> None:
     """Subclasses override and deselect them by name."""
     assert hasattr(ReaderTests, "test_a_foreign_state_raises")
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"_position": dict, "_seek": lambda self, position: None}, {"replayable": False}]
+)
+def test_a_reader_without_a_position_says_that_it_begins_anew(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows were given a second time, in silence."""
+    kind = type("Mine", (InputReader,), {"_next": lambda self: SampleBatch(t=[0, 1]), **more})
+    with kind() as one, kind() as other:
+        one.sample()
+        other.load_state_dict(one.state_dict())
+    assert ("Mine has no _position and _seek: it begins anew" in caplog.text) is (not more)
