@@ -119,6 +119,7 @@ FORMER: dict[str, tuple[Any, str]] = {
     "layout": ("time", "draw=rlio.Sequences(length, layout=...)"),
     "episodes": ([1, 2], "draw=rlio.WholeEpisodes(), or to choose some filter="),
     "num_workers": (4, "rlio.torch.ReplayDataset(...).loader(num_workers=...)"),
+    "world_size": (4, "shard=(rank, world)"),
     "device": ("cuda", "rlio.torch.prefetch(reader, device=...)"),
 }
 
@@ -157,6 +158,23 @@ def test_a_dict_in_place_of_an_object_is_answered_with_what_takes_it(root: str) 
         rlio.read(root, mapping={"obs": ["x"]})  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"write mapping=Mapping\(\*\*mapping\)"):
         rlio.read(root, mapping={"columns": {"obs": ["x"]}, "episode": "e"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("obs", "columns={'obs': ...}"),
+        ("done", "terminated="),
+        ("new_obs", "next_obs="),
+        ("timeout", "truncated="),
+    ],
+)
+def test_a_column_in_place_of_a_field_of_a_mapping_is_answered_with_the_field(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(UnknownName) as found:
+        rlio.Mapping({"obs": "x"}, **{name: "x"})
+    assert f"{instead}. It takes" in str(found.value)
 
 
 def test_the_values_of_draw_are_frozen_and_show_their_spelling() -> None:
