@@ -10,7 +10,7 @@ import pytest
 
 from rlio import NoopOutput
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.errors import EndOfData
+from rlio.errors import EndOfData, SchemaError
 from rlio.reader import InputReader, JsonState
 from rlio.testing import ReaderTests, WriterTests, assert_resumes, assert_same
 
@@ -179,6 +179,15 @@ def test_a_writer_that_takes_what_does_not_fit_is_told_what_it_took(tmp_path: Pa
 def test_tests_keep_their_names() -> None:
     """Subclasses override and deselect them by name."""
     assert hasattr(ReaderTests, "test_a_foreign_state_raises")
+
+
+@pytest.mark.parametrize("given", [{"t": [0, 1]}, None, [SampleBatch(t=[0])]])
+def test_what_is_no_batch_is_refused_where_it_is_given(given: Any) -> None:
+    """A dict came out of `sample()`, and was an AttributeError in `sample(3)`."""
+    with type("Mine", (InputReader,), {"_next": lambda self: given})() as reader:
+        for size in (None, 3):
+            with pytest.raises(SchemaError, match=r"Mine\._next\(\) gave .*: expected a SampleBatch"):
+                reader.sample(size)
 
 
 @pytest.mark.parametrize(
