@@ -255,6 +255,13 @@ def test_nothing_is_said_of_logs_that_have_no_rows_or_where_rows_are_stored(
     assert "rows wait" not in caplog.text
 
 
+def test_a_data_set_that_was_listed_again_reads_the_columns_that_were_there_then() -> None:
+    root = two_writers()
+    data = open_dataset(root).refresh()
+    store(SampleBatch(other=np.zeros(4)), root=root, writer_id="w00002-00000000")
+    assert sum(len(batch) for batch in data.read(epochs=1)) == 13
+
+
 @pytest.mark.parametrize("left", [20, -20])
 def test_a_data_set_with_a_damaged_schema_file_is_opened_and_its_rows_are_not_read(left: int) -> None:
     root = two_writers()

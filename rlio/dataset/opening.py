@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 from rlio.dataset.dataset import Dataset, Snapshot
 from rlio.dataset.file_dataset import FileDataset
-from rlio.errors import CorruptData, DataNotFound, OptionError
+from rlio.errors import DataNotFound, OptionError
 from rlio.limits import DEFAULT_LIMITS, Limits
 from rlio.mapping import Mapping as ColumnMapping
 from rlio.opening import are_roots, is_list, may_be_root, open_other, open_own, without_options
@@ -69,14 +68,8 @@ def open_dataset(
     failure = None
     if may_be_root(uri, own):
         try:
-            data: Dataset = without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
+            return without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
         except DataNotFound as error:
             failure = error
-        else:
-            if at is None:  # Those of later writers are not of these rows. Footers tell those of a snapshot.
-                # What needs them raises it; the snapshot, files and number of rows are those of the listing.
-                with suppress(CorruptData):
-                    _ = data.schemas
-            return data
     found = open_other(uri, at, {**own, **shared}, failure)
     return FileDataset(uri, {**own, **shared}, found)
