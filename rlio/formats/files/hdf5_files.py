@@ -235,12 +235,18 @@ class Hdf5Files:
     def _child(self, group: Any, name: str) -> Any:
         """A member of ``group``; None: it is absent. Refuses links."""
         self.visit()
-        link = group.get(name, getlink=True)
-        if link is None:
+        # Identifiers are found in half the time of h5py's objects.
+        h5py, links, encoded = self._h5py, group.id.links, name.encode() if isinstance(name, str) else name
+        if not links.exists(encoded):
             return None
-        if not isinstance(link, self._h5py.HardLink):
+        if links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
+            if (link := group.get(name, getlink=True)) is None:  # It leads nowhere.
+                return None
             raise UnsafeData(f"{excerpt(name)} is a {type(link).__name__}, which may lead out of the file")
-        return group[name]
+        found = h5py.h5o.open(group.id, encoded)
+        if isinstance(found, h5py.h5d.DatasetID):
+            return h5py.Dataset(found, readonly=True)
+        return h5py.Group(found) if isinstance(found, h5py.h5g.GroupID) else h5py.Datatype(found)
 
     def is_stored(self, group: Any, name: str) -> bool:
         """Whether a member of ``group`` is stored in the file itself, and no link."""
