@@ -257,6 +257,9 @@ class GroupSource(ABC):
     def close(self) -> None:
         """End the background thread."""
 
+    def _new_ahead(self) -> Ahead[Any]:
+        return Ahead(holds_gil=self._reader.source.holds_gil)
+
 
 class RecordedOrder(GroupSource):
     """Writers by id, rows ascending."""
@@ -277,7 +280,7 @@ class RecordedOrder(GroupSource):
         self._joint = any(schema.multi_agent for schema in groups.source.schemas.values())
         #: The first position, and the one after the last; a lane has a part of them.
         self._bounds = 0, self.total
-        self._ahead: Ahead[_Group] = Ahead()
+        self._ahead: Ahead[_Group] = self._new_ahead()
         self._reads_ahead = True
         #: Whether what is read from the current segment on was stated.
         self._is_stated = False
@@ -378,7 +381,7 @@ class RecordedOrder(GroupSource):
         """
         found = copy.copy(self)
         found._bounds = lane_bounds(self.total, lanes, number)
-        found._ahead, found._reads_ahead = Ahead(), ahead
+        found._ahead, found._reads_ahead = self._new_ahead(), ahead
         found.rewind()
         return found
 
@@ -461,7 +464,7 @@ class WindowedOrder(GroupSource):
 
     def _begin(self) -> None:
         """Hold no window."""
-        self._ahead: Ahead[_Window] = Ahead()
+        self._ahead: Ahead[_Window] = self._new_ahead()
         #: What is decoded: an epoch, and the positions of its units.
         self._current: tuple[int, range] | None = None
         #: What is decoded next, and how many windows were read in turn before.

@@ -36,11 +36,14 @@ def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None
     ahead.close()
 
 
-@pytest.mark.parametrize(("busy", "meanwhile"), [(0.1, False), (0.2, False), (0.3, True), (5.0, True)])
-def test_the_next_item_is_loaded_meanwhile_if_the_caller_is_busy(
-    busy: float, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("holds_gil", "busy", "meanwhile"),
+    [(True, 0.1, False), (True, 0.2, False), (True, 0.3, True), (True, 5.0, True), (False, 0.0, True)],
+)
+def test_what_holds_pythons_lock_is_loaded_meanwhile_only_if_the_caller_is_busy(
+    holds_gil: bool, busy: float, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread for less hides little, and both wait for Python's lock."""
+    """A thread for less hides little, and both wait for the lock."""
     now, loaded_by = 0.0, list[threading.Thread]()
     monkeypatch.setattr(module.time, "perf_counter", lambda: now)
 
@@ -50,7 +53,7 @@ def test_the_next_item_is_loaded_meanwhile_if_the_caller_is_busy(
         loaded_by.append(threading.current_thread())
         return key
 
-    ahead = Ahead[int]()
+    ahead = Ahead[int](holds_gil=holds_gil)
     for key in range(4):
         assert ahead.get(key, load) == key
         ahead.announce(key + 1, load)
@@ -59,6 +62,6 @@ def test_the_next_item_is_loaded_meanwhile_if_the_caller_is_busy(
         now += busy
     ahead.close()
     main = threading.current_thread()
-    # Nothing is known of the caller at the first item.
-    expected = [True, True, False, False, False] if meanwhile else [True] * 4
+    first = 1 + holds_gil  # Of the caller, nothing is known at the first item.
+    expected = [True] * first + [False] * (5 - first) if meanwhile else [True] * 4
     assert [thread is main for thread in loaded_by] == expected

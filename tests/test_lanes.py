@@ -436,7 +436,6 @@ def fetched(monkeypatch: pytest.MonkeyPatch, root: Any, **options: Any) -> tuple
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "_read", counted)
         patch.setattr(Ahead, "announce", finished)
-        patch.setattr("rlio.source.ahead._WORTH_A_THREAD", 0)
         with rlio.read(root, cache="none", batch_size=50, epochs=1, **options) as reader:
             rows = [t for batch in reader for t in batch["t"].tolist()]
     return len(calls), sum(calls), rows

@@ -20,12 +20,17 @@ _WORTH_A_THREAD: Final = 1 / 4
 
 
 class Ahead(Generic[T]):
-    """Loads the next wanted item in a background thread, one item ahead, if the caller is busy meanwhile.
+    """Loads the next wanted item in a background thread, one item ahead.
 
     The calls bring what loads an item: often a method of the owner, which is so freed once it is dropped.
+
+    Args:
+        holds_gil: Whether loading keeps Python's lock: it is then done ahead only if the caller is likely to
+            be busy meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, holds_gil: bool = False) -> None:
+        self._least = _WORTH_A_THREAD if holds_gil else 0.0
         self._thread = BackgroundThread("rlio-ahead")
         #: The announced key, and its future result.
         self._announced: tuple[Hashable, Future[T]] | None = None
@@ -59,8 +64,8 @@ class Ahead(Generic[T]):
         return None if self._thread.was_forked() else announced
 
     def announce(self, key: Any, load: Callable[[Any], T]) -> None:
-        """Start to load the item that `get` wants next, if the caller is likely to be busy until then."""
-        if self._busy >= _WORTH_A_THREAD * self._took:
+        """Start to load the item that `get` wants next."""
+        if self._busy >= self._least * self._took:
             self._announced = key, self._thread.submit(self._timed, key, load)
 
     def forget(self) -> None:

@@ -117,6 +117,10 @@ class GroupFiles(FileSource):
         """
         self.rows, self.units = rows, rows if units is None else units
         self.window_rows: int | None = max(1, min(_WINDOW_ROWS, _WINDOW_BYTES // max(1, row_bytes)))
+        # Of a file that is far away, it waits without the lock.
+        self.holds_gil: bool = any(
+            file.fs is None and file.path.lower().endswith((".hdf5", ".h5")) for file in self._files
+        )
         starts = [0, *accumulate(rows)]
         this: GroupFiles = weakref.proxy(self)  # It has the segments: it is freed once it is dropped.
         self._segments = [

@@ -62,6 +62,9 @@ class Source(ABC):
     #: Whether pictures that are stored as PNG or JPEG stay so (`rlio.batch.encoded_picture`), for
     #: conversions. Set it before a row is read.
     keeps_pictures: bool = False
+    #: Whether reading it keeps Python's lock, as h5py does: a thread that reads ahead then gains nothing,
+    #: unless the caller computes or waits meanwhile.
+    holds_gil: bool = False
     #: Sentences about what is not read, for reports.
     notes: Sequence[str] = ()
 
