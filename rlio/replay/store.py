@@ -456,7 +456,10 @@ class ReplayStore(Described):
 
     def __len__(self) -> int:
         """Number of rows, of all policies together."""
-        return sum(len(table) for table in self.tables.values())
+        tables = self.tables
+        if self._pieces is not None:  # The files of a cached store may hold rows that follow them.
+            return sum(count for piece in self._pieces for _, count in piece.rows.values())
+        return sum(len(table) for table in tables.values())
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
@@ -495,9 +498,9 @@ class ReplayStore(Described):
 
     @property
     def changes(self) -> int:
-        """How often the columns of draws changed; units opened earlier have the earlier columns."""
+        """How often the columns of draws changed, the first rows included; earlier units have the earlier."""
         rows = self._rows
-        return 0 if rows is None else rows.changes
+        return 0 if rows is None else 1 + rows.changes
 
     def units(self, draw: Draw) -> Units:
         """The units of a draw over the current rows, for samplers.
