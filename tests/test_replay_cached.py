@@ -17,7 +17,7 @@ from test_replay_store import LENGTHS, agents, record
 
 import rlio
 from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
-from rlio.errors import CacheError, OptionError
+from rlio.errors import CacheError, OptionError, StateError
 from rlio.maintenance import compact
 from rlio.replay import build as building
 
@@ -204,6 +204,33 @@ def test_rows_that_were_restored_are_no_longer_left_out(tmp_path: Path, cache: P
             with ReplayStore.open(root, cache="disk", on_error="skip") as store:
                 assert (len(store), store.skipped) == (len(rows), 40 - len(rows))
                 np.testing.assert_array_equal(in_order(store)["obs"], whole["obs"][rows])
+
+
+@pytest.mark.parametrize("kept", ["memory", "disk"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_is_refused_where_other_rows_are_damaged_than_when_it_was_saved(
+    tmp_path: Path, cache: Path, kept: str, shuffle: bool
+) -> None:
+    """It was loaded, and the reader served some rows twice and others never."""
+    add(root := tmp_path / "data", "w00000-00000000", episode(0, 0, 40), rows=10)
+    path, other = (Path(file) for file in open_dataset(root).files()[1:3])
+    whole, damaged = path.read_bytes(), damaged_in(path, "a row group")
+    options: Any = {"cache": kept, "on_error": "skip", "epochs": 1, "shuffle": shuffle, "seed": 3}
+    path.write_bytes(damaged)
+    with DatasetReader(root, batch_size=4, **options) as reader:
+        reader.sample()
+        state = reader.state_dict()
+        rest = list(reader)
+    with DatasetReader(root, batch_size=4, **options) as reader:
+        reader.load_state_dict(state)
+        assert all(one.equals(two) for one, two in zip(reader, rest, strict=True))
+    path.write_bytes(whole)
+    for _ in range(2):
+        with DatasetReader(root, **options) as reader, pytest.raises(StateError, match=r"rows .* damaged"):
+            reader.load_state_dict(state)
+        if kept == "disk":
+            break  # A store on disk keeps what it has.
+        other.write_bytes(damaged_in(other, "a row group"))
 
 
 def test_damage_is_not_decoded_more_than_once_an_opening(
