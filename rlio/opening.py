@@ -15,6 +15,7 @@ from rlio.catalog.commit import read_header
 from rlio.catalog.names import HEADER
 from rlio.errors import DataNotFound, OptionError, excerpt
 from rlio.formats.files.inputs import FileOptions
+from rlio.formats.files.partitions import expand_with_partitions
 from rlio.formats.format import BY_ENDING, Found, by_name, load, recognise
 from rlio.formats.place import Recognised, open_episode_files, recognise_inputs
 from rlio.formats.tables.table_files import open_table_files
@@ -23,7 +24,7 @@ from rlio.source.joined import JoinedRoots, Snapshots
 from rlio.source.snapshot import DatasetSnapshot, Snapshot, rows_waiting
 from rlio.source.source import FileSource
 from rlio.storage.filesystem import Storage
-from rlio.storage.inputs import expand_inputs, is_glob, is_zip
+from rlio.storage.inputs import is_glob, is_zip
 from rlio.storage.near import with_hint
 from rlio.support.options import check_choice, refuse_unknown
 
@@ -358,7 +359,7 @@ def _by_endings(value: Any, storage_options: Mapping[str, Any] | None) -> Found 
     """The format in which the names of all files end; None: there is none, or they end in something else."""
     values = [value] if isinstance(value, (str, os.PathLike)) else value
     try:
-        files = expand_inputs(values, storage_options=storage_options)
+        files = expand_with_partitions(values, storage_options)
     except DataNotFound:
         return None
     for name, ending in _ENDINGS.items():

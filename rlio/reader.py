@@ -27,13 +27,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from rlio.batch import (
     Batch,
+    MultiAgentBatch,
     SampleBatch,
     concat_samples,
     copy_into,
     count_units,
     split_units,
 )
-from rlio.errors import ClosedError, EndOfData, OptionError, StateError, excerpt
+from rlio.errors import ClosedError, EndOfData, OptionError, SchemaError, StateError, excerpt
 from rlio.read_options import check_batch_size
 from rlio.support.described import Described
 from rlio.support.states import fitting, value_in, whole_number
@@ -207,6 +208,15 @@ class InputReader(Restorable, ClosedByWith):
         while another thread is in a call.
         """
 
+    def _next_batch(self) -> Batch:
+        batch = self._next()
+        if not isinstance(batch, (SampleBatch, MultiAgentBatch)):
+            raise SchemaError(
+                f"{type(self).__name__}._next() gave {excerpt(batch)}: expected a SampleBatch or "
+                "MultiAgentBatch, such as rlio.SampleBatch(columns)"
+            )
+        return batch
+
     def _take(self, n: int) -> Batch:
         """Return exactly ``n`` units, or fewer before the end of the data.
 
@@ -231,7 +241,7 @@ class InputReader(Restorable, ClosedByWith):
                 # A reader that is not replayable needs no position, and computing one may wait for a thread.
                 origin = self._position() if self.replayable else {}
                 try:
-                    rests.append(_Rest(self._next(), origin, 0))
+                    rests.append(_Rest(self._next_batch(), origin, 0))
                 except EndOfData:
                     if parts and not self.drop_last:
                         break
@@ -281,7 +291,7 @@ class InputReader(Restorable, ClosedByWith):
             self._check_open()
             self._check_loaded()
             if n is None:
-                batch = self._rests.popleft().batch if self._rests else self._next()
+                batch = self._rests.popleft().batch if self._rests else self._next_batch()
             elif operator.index(n) < 1:
                 raise OptionError(f"sample(n={n}): n is a number of {self.unit} and at least 1, or None")
             else:
@@ -381,6 +391,13 @@ class InputReader(Restorable, ClosedByWith):
                     f"state[{key!r}] is {excerpt(state.get(key))} but this reader needs {value!r}: "
                     "load it into the reader and version that saved it"
                 )
+        if self.replayable and type(self)._seek is InputReader._seek:
+            logger.warning(
+                "%s has no _position and _seek: it begins anew, and gives rows again that it gave before the "
+                "state was saved, unless all of its batches are alike; implement both, or set replayable = "
+                "False",
+                type(self).__name__,
+            )
         position = dict(value_in(state, "position", dict, of="state"))
         skip, dropped = (whole_number(state, key, of="state") for key in ("skip", "dropped"))
         self._rests = None
@@ -401,7 +418,7 @@ class InputReader(Restorable, ClosedByWith):
         """Read the next batch and keep its unserved part."""
         origin = self._position()
         try:
-            batch = self._next()
+            batch = self._next_batch()
         except EndOfData as end:
             raise StateError(
                 f"state['skip'] is {served} but no data is left there: the data changed after the state was "

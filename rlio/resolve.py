@@ -624,10 +624,10 @@ def _reader_of(
 
     The format decides, where the content is recognised; otherwise the endings of the names do.
     """
+    from rlio.formats.files.partitions import expand_with_partitions
     from rlio.formats.format import refuse_known, titles_of_read
     from rlio.formats.place import Recognised, recognise_inputs
     from rlio.storage.filesystem import Storage
-    from rlio.storage.inputs import expand_inputs
 
     known = recognise_inputs(values, storage_options)
     # A single path is passed unchanged, because messages show it.
@@ -641,7 +641,7 @@ def _reader_of(
         ending = known.format.marks.endings[0]
         return known.format.reader, f"{os.fspath(values[0]).rstrip('/')}/**/*{ending}"
     try:
-        files = expand_inputs(values, storage_options=storage_options)
+        files = expand_with_partitions(values, storage_options)
     except DataNotFound as error:
         refuse_known(values, storage_options, error)
         if len(values) == 1 and isinstance(values[0], str) and _may_be_name(values[0]):

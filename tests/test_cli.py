@@ -101,7 +101,11 @@ def _code(code: str, *arguments: str) -> str:
 # Code at the beginning of a process: where its output goes, and what it meets.
 _NOWHERE = "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)\n"
 _TO_A_CLOSED_PIPE = "read, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nos.close(write)\n"
-_A_BUG = "main.app = lambda: 1 / 0\n"
+_A_BUG = (
+    "import importlib\n"
+    "def fail(*values, **options): return 1 / 0\n"
+    "importlib.import_module('rlio.maintenance.verify').verify = fail\n"
+)
 _CTRL_C = (
     "import importlib\n"
     "def stop(*values, **options): raise KeyboardInterrupt\n"
@@ -129,7 +133,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     folder = tmp_path_factory.mktemp("cli")
     root = _two_writers(folder / "root")
     tasks = {
-        "a bug": _code(_NOWHERE + _A_BUG),
+        "a bug": _code(_NOWHERE + _A_BUG, "verify", "runs"),
         "Ctrl-C": _code(_NOWHERE + _CTRL_C, "verify", "runs"),
         "a closed pipe": _code(_TO_A_CLOSED_PIPE, "verify", root, "--json"),
     }

@@ -18,7 +18,9 @@ import rlio
 import rlio.formats as rlio_formats
 from rlio.batch import Batch, concat_samples
 from rlio.formats.format import formats
-from rlio.testing import ReaderTests, WriterTests
+from rlio.limits import DEFAULT_LIMITS
+from rlio.opening import open_files
+from rlio.testing import ReaderTests, SourceTests, WriterTests
 
 
 def test_files_that_it_names_are_there(checkout: Path) -> None:
@@ -120,6 +122,17 @@ def formats_of(folder: Path, modules: dict[str, str]) -> Iterator[None]:
             formats.cache_clear()
 
 
+def _of_the_engine(path: Path) -> SourceTests:
+    class Suite(SourceTests):
+        def make_source(self) -> Any:
+            return open_files(path, storage_options=None, limits=DEFAULT_LIMITS, on_error="raise")
+
+        def expected_rows(self) -> None:
+            return None
+
+    return Suite()
+
+
 def example_of_a_format(checkout: Path) -> str:
     (module,) = [
         code for code in blocks(checkout / "CONTRIBUTING.md", "python") if "FORMAT = Format(" in code
@@ -135,6 +148,9 @@ def test_its_example_of_a_format_is_one_module_that_rlio_reads_and_converts(
         (runs := tmp_path / "runs").mkdir()
         for name, part in (("a", lines[:3]), ("b", lines[3:])):
             np.savetxt(runs / f"{name}.run", part)
+        suite = _of_the_engine(runs)
+        for name in [name for name in dir(suite) if name.startswith("test_")]:
+            getattr(suite, name)()
         report = rlio.convert(runs, tmp_path / "out", prove=True)
         assert (report.source_format, report.episodes, report.rows) == ("run", 2, 7)
         report = rlio.convert(tmp_path / "out", tmp_path / "again", to="run", prove=True)

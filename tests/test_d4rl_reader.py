@@ -605,16 +605,30 @@ def test_rows_that_are_neither_stored_nor_filled_are_refused(
         rlio.read(tmp_path / "b.hdf5", epochs=1)
 
 
-def test_a_chunk_that_says_it_has_no_bytes_is_refused(tmp_path: Path) -> None:
+def tree_of_chunks(data: bytearray) -> int:
+    """Where the first key of the tree of the chunks is; it begins with the bytes of a chunk."""
+    found = data.index(b"TREE\x01") + 24
+    assert data[found : found + 4] == (24).to_bytes(4, "little")
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(0, 24, 24), (12, 36, 24), (48, 24, None)])
+def test_a_chunk_that_says_it_has_other_bytes_is_refused(
+    sizes: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    """HDF5 gives what was in memory before, also if other chunks say that they have the missing bytes."""
     path = tmp_path / "a.hdf5"
+    stored = sum(size is not None for size in sizes)
     with h5py.File(path, "w") as file:
-        file.create_dataset("observations", data=np.ones((6, 3), np.float32), chunks=(2, 3))
+        file.create_dataset("observations", (6, 3), np.float32, chunks=(2, 3))
+        file["observations"][: 2 * stored] = 1
         file["actions"], file["rewards"] = np.ones((6, 1), np.float32), np.ones(6, np.float32)
         file["terminals"], file["timeouts"] = np.zeros(6, bool), np.arange(6) == 5
     data = bytearray(path.read_bytes())
-    node = data.index(b"TREE\x01")  # The tree of the chunks: the first key begins with the bytes of a chunk.
-    assert data[node + 24 : node + 28] == (24).to_bytes(4, "little")
-    data[node + 24 : node + 28] = bytes(4)
+    first = tree_of_chunks(data)
+    for chunk, size in enumerate(sizes[:stored]):
+        place = first + 40 * chunk  # A key of two dimensions, and the place of the chunk.
+        data[place : place + 4] = (size or 0).to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(CorruptData, match=r"observations.*48 bytes in 3 chunks, expected 72"):
+    with pytest.raises(CorruptData, match=r"observations.*has chunks of \d+ to \d+ bytes, expected 24"):
         rlio.read(path, epochs=1)

@@ -255,6 +255,45 @@ def test_nothing_is_said_of_logs_that_have_no_rows_or_where_rows_are_stored(
     assert "rows wait" not in caplog.text
 
 
+def test_a_data_set_that_was_listed_again_reads_the_columns_that_were_there_then() -> None:
+    root = two_writers()
+    data = open_dataset(root).refresh()
+    store(SampleBatch(other=np.zeros(4)), root=root, writer_id="w00002-00000000")
+    assert sum(len(batch) for batch in data.read(epochs=1)) == 13
+
+
+@pytest.mark.parametrize("left", [20, -20])
+def test_a_data_set_with_a_damaged_schema_file_is_opened_and_its_rows_are_not_read(left: int) -> None:
+    root = two_writers()
+    snapshot, shards = open_dataset(root).snapshot(), open_dataset(root).files()
+    ((path, text),) = files(root, "_schema").items()
+    put(path, text[:left])
+    data = open_dataset(root)
+    assert (data.snapshot(), data.files(), len(data)) == (snapshot, shards, 13)
+    for call in (data.info, lambda: next(data.read(epochs=1))):
+        with pytest.raises(CorruptData, match="it ends after"):
+            call()
+    put(path, text)
+    assert data.info().rows == 13
+
+
+def test_a_snapshot_is_opened_without_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Footers say which schemas its rows have: all were read at opening, if a schema was not used."""
+    root = two_writers()
+    snapshot = open_dataset(root).snapshot()
+    store(SampleBatch(other=np.zeros(4)), root=root, writer_id="w00002-00000000")
+    paths, real = [], Storage._read
+
+    def recorded(self: Storage, path: str, start: int, stop: int | None) -> bytes:
+        paths.append(path)
+        return real(self, path, start, stop)
+
+    monkeypatch.setattr(Storage, "_read", recorded)
+    data = open_dataset(root, at=snapshot)
+    assert not [path for path in paths if path.endswith(".parquet")]
+    assert sum(len(batch) for batch in data.read(epochs=1, cache="none")) == 13
+
+
 def test_a_schema_file_whose_bytes_are_not_its_name_is_refused() -> None:
     root = store(numbered(3))
     ((path, text),) = files(root, "_schema").items()

@@ -145,6 +145,11 @@ def test_everything_else_is_refused() -> None:
             RowFilter.parse(text).mask(columns | flags)
 
 
+def test_the_return_of_a_table_of_episodes_is_answered_with_its_name_in_a_filter() -> None:
+    with pytest.raises(OptionError, match=r"cannot be read: .*; the return of an episode is episode_return"):
+        RowFilter.of("return > 5")
+
+
 def test_conditions_are_not_mixed_up_with_numbers() -> None:
     columns = {"x": np.array([1.0, 2.0]), "y": np.array([True, False])}
     for text in ("x > 1 & y", "x > x & y", "y and x", "not x", "~x > 1", "y | x"):

@@ -448,7 +448,7 @@ class TestShuffled(ForeignParquetSuite):
 
 def test_columns_chooses_what_is_read(folder: Path) -> None:
     assert set(read(folder, columns=["t", "terminateds"])) == {"t", "terminateds"}
-    with pytest.raises(MissingColumn, match=r"1_2\.parquet, column advantages"):
+    with pytest.raises(MissingColumn, match=r"1_2\.parquet and 1 more, column advantages"):
         ForeignParquetReader(folder, columns=["advantages"])
 
 

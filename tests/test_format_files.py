@@ -670,7 +670,7 @@ def test_a_dataset_is_checked_alike_after_any_other_of_its_name(tmp_path: Path) 
             shape, stored = of.check(of.file(0)[path], path, "a.h5")
         except RlioError as error:
             return type(error), str(error)
-        return shape, stored[2:]
+        return shape, stored[3:]
 
     with closing(Hdf5Files(files, Limits())) as alone:
         expected = {}

@@ -188,6 +188,16 @@ def test_open_data_sets_stores_and_loaders_take_lists(roots: list[Path]) -> None
     assert str(roots[0]) in repr(data)
 
 
+def test_a_list_becomes_one_data_set_of_rlio_in_which_equal_ids_stay_apart(
+    roots: list[Path], tmp_path: Path
+) -> None:
+    report = rlio.convert(roots, tmp_path / "both", prove=True)
+    assert (report.episodes, report.rows) == (3 * len(LENGTHS), len(EXPECTED))
+    data = rlio.open_dataset(tmp_path / "both")
+    assert sorted(rows_of(data.read(epochs=1))) == EXPECTED
+    assert sorted(data.lengths()) == sorted(3 * list(LENGTHS))
+
+
 def test_a_list_is_converted_into_one_data_set(roots: list[Path], tmp_path: Path) -> None:
     rlio.convert(roots, tmp_path / "out", to="parquet")
     files = sorted((tmp_path / "out").glob("**/*.parquet"))

@@ -1274,6 +1274,31 @@ def test_the_column_in_the_names_of_folders_is_a_column_without_a_mapping(
     assert rlio.convert(root, tmp_path / "out").episodes == 3
 
 
+@pytest.mark.parametrize("write", [write_parquet, write_jsonl])
+def test_tables_in_such_folders_without_known_columns_are_seen_as_those_of_one_folder(
+    write: Callable[[dict[str, Any], Path], Path], tmp_path: Path
+) -> None:
+    """It was "no files found", and "no data set", with a list of the folders."""
+    root = in_partitions(
+        write, {"day": [1, 1, 2], "x": [0.0, 1.0, 2.0], "reward": [1.0] * 3}, tmp_path, "day"
+    )
+    for opens in (rlio.read, rlio.open_dataset):
+        with pytest.raises(UnknownLayout, match=r"mapping=rlio\.Mapping"):
+            opens(root)
+
+
+def test_what_is_said_of_all_files_does_not_name_the_first_alone(tmp_path: Path) -> None:
+    """It said that the first file has row 2, which it has not, and that the rows of all are in it."""
+    table = {"e": [0, 1, 0, 2], "x": [0.0] * 4, "a": [0] * 4}
+    for n in range(2):
+        write_csv({name: column[2 * n : 2 * n + 2] for name, column in table.items()}, tmp_path / f"f{n}")
+    columns = {"obs": ["x"], "actions": "a"}
+    with pytest.raises(SchemaError, match=r"row 2: the episode 0 begins again.*f0\.csv and 1 more, column e"):
+        rlio.read(tmp_path, mapping=rlio.Mapping(columns, episode="e", per_file=False))
+    data = rlio.open_dataset(tmp_path, mapping=rlio.Mapping(columns, episode="e", per_file=True))
+    assert data.info().uri == data.uri == f"{tmp_path / 'f0.csv'} and 1 more"
+
+
 def test_a_column_of_ids_in_the_names_of_some_folders_is_refused_and_so_is_one_that_a_reader_ignores(
     tmp_path: Path,
 ) -> None:

@@ -809,3 +809,33 @@ def test_episodes_without_rewards_are_refused_with_the_mapping_that_reads_them()
     assert "mapping=rlio.Mapping(columns={'obs': 'obs', 'actions': 'actions'}) (docs" in str(caught.value)
     given = rlio.Mapping({"obs": "obs", "actions": "actions"})
     assert len(all_rows(rlio.from_episodes(episodes, mapping=given, epochs=1))) == 3
+
+
+@pytest.mark.parametrize("name", ["terminations", "done"])
+def test_a_flag_of_last_rows_that_is_not_named_is_told_where_no_episode_counts_as_terminated(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was dropped, and the report said that no column states how episodes end."""
+    table = {"e": [1, 1, 2, 2], "x": [0.0, 1.0, 2.0, 3.0], "a": [0] * 4, name: [False, True, False, True]}
+    given = {"columns": {"obs": ["x"], "actions": "a"}, "episode": "e"}
+    with rlio.read(pd.DataFrame(table), mapping=rlio.Mapping(**given), epochs=1) as reader:
+        (note,) = [note for note in reader.source.notes if name in note]
+        assert reader.sample()["truncateds"].tolist() == [False, True, False, True]
+    assert f"pass terminated={name!r}" in note
+    assert note.rstrip(".") in caplog.text
+    caplog.clear()
+    for more in ({"terminated": name}, {"columns": {**given["columns"], "also": name}}):
+        rlio.read(pd.DataFrame(table), mapping=rlio.Mapping(**given | more), epochs=1).close()
+    table[name] = [False] * 4
+    rlio.read(pd.DataFrame(table), mapping=rlio.Mapping(**given), epochs=1).close()
+    assert not caplog.text
+
+
+def test_the_mapping_that_a_message_suggests_names_the_flag_of_terminal_states() -> None:
+    """The one of Minari's names read every episode as truncated."""
+    flags = {"terminations": [False, True], "truncations": [False, False]}
+    minari: Any = {"observations": [[0.0], [1.0], [2.0]], "actions": [0, 1], "rewards": [0.0, 1.0], **flags}
+    with pytest.raises(UnknownLayout, match=r"terminated='terminations'\)"):
+        rlio.from_episodes([minari])
+    with pytest.raises(UnknownLayout, match=r"episode='traj', terminated='terminal'\)"):
+        rlio.read(pd.DataFrame({"state": [0.0], "action": [0], "terminal": [True], "traj": [0]}))

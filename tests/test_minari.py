@@ -325,6 +325,54 @@ def test_seeds_of_64_bits_are_kept_without_a_sign(tmp_path: Path) -> None:
     assert all_rows(tmp_path / "a")["env_seed"].tolist() == [2**64 - 5] * 6 + [4] * 6
 
 
+def odd_types() -> dict[str, tuple[str, Any]]:
+    """Types that are stored in other bits, or more bytes, than those that h5py gives: dataset and type."""
+    bits = h5py.h5t.STD_I32LE.copy()
+    bits.set_precision(20)
+    bits.set_offset(4)
+    brain = h5py.h5t.IEEE_F32LE.copy()
+    brain.set_fields(15, 7, 8, 0, 7)
+    brain.set_precision(16)
+    brain.set_size(2)
+    wide = h5py.h5t.enum_create(h5py.h5t.STD_I32LE)
+    wide.enum_insert(b"FALSE", 0)
+    wide.enum_insert(b"TRUE", 1)
+    return {
+        "numbers of 20 bits": ("actions", bits),
+        "bfloat16": ("rewards", brain),
+        "truth values of four bytes": ("terminations", wide),
+        "big endian": ("rewards", h5py.h5t.IEEE_F64BE),
+    }
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("kind", odd_types())
+def test_numbers_that_are_stored_otherwise_than_numpy_holds_them_are_read(
+    kind: str, chunk: int | None, tmp_path: Path
+) -> None:
+    """Their bytes were taken for NumPy's; truth values of four bytes were written beyond the array."""
+    shutil.copytree(COLLECTED, tmp_path / "a")
+    name, stored = odd_types()[kind]
+    with h5py.File(tmp_path / "a/data/main_data.hdf5", "r+") as file:
+        for episode in (0, 1):
+            group = file[f"episode_{episode}"]
+            values = group[name][()]
+            del group[name]
+            how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            if chunk is not None:
+                how.set_chunk((chunk,))
+            space = h5py.h5s.create_simple(values.shape)
+            low = h5py.h5d.create(group.id, name.encode(), stored, space, how)
+            low.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+            if name == "rewards":
+                total = h5py.h5a.create(group.id, b"total", stored, h5py.h5s.create(h5py.h5s.SCALAR))
+                total.write(np.array(values.sum()))
+                del group.attrs["rewards_sum"]
+                h5py.h5a.rename(group.id, b"total", b"rewards_sum")
+    found, expected = all_rows(tmp_path / "a"), all_rows(COLLECTED)
+    assert all(found[column].tolist() == expected[column].tolist() for column in expected)
+
+
 def test_minaris_own_fields_come_back_by_way_of_a_data_set_of_rlio(tmp_path: Path) -> None:
     shutil.copytree(COLLECTED, tmp_path / "a")
     own = {

@@ -107,7 +107,7 @@ def test_an_unknown_option_is_answered_with_every_option_that_is_valid_there(
     assert not (tmp_path / "out").exists()
 
 
-# Each former keyword -> a value, and what is written instead.
+# Each former keyword, and some of other libraries -> a value, and what is written instead.
 FORMER: dict[str, tuple[Any, str]] = {
     "n_step": (3, "draw=rlio.NStep(3, gamma=0.99)"),
     "gamma": (0.9, "derive=['mc_return(0.99)']"),
@@ -117,7 +117,10 @@ FORMER: dict[str, tuple[Any, str]] = {
     "starts": ("all", "draw=rlio.Sequences(length, starts=...)"),
     "padding": ("left", "draw=rlio.Sequences(length, padding=...)"),
     "layout": ("time", "draw=rlio.Sequences(length, layout=...)"),
-    "episodes": (True, "draw=rlio.WholeEpisodes()"),
+    "episodes": ([1, 2], "draw=rlio.WholeEpisodes(), or to choose some filter="),
+    "num_workers": (4, "rlio.torch.ReplayDataset(...).loader(num_workers=...)"),
+    "world_size": (4, "shard=(rank, world)"),
+    "device": ("cuda", "rlio.torch.prefetch(reader, device=...)"),
 }
 
 
@@ -148,6 +151,30 @@ def test_a_keyword_that_draw_replaced_is_answered_with_what_to_write(
                 with pytest.raises(UnknownName) as found:
                     taker(**{spelled: value})
                 assert instead in str(found.value), (where, name, str(found.value))
+
+
+def test_a_dict_in_place_of_an_object_is_answered_with_what_takes_it(root: str) -> None:
+    with pytest.raises(OptionError, match=r"write mapping=Mapping\(\.\.\.\)"):
+        rlio.read(root, mapping={"obs": ["x"]})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"write mapping=Mapping\(\*\*mapping\)"):
+        rlio.read(root, mapping={"columns": {"obs": ["x"]}, "episode": "e"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("obs", "columns={'obs': ...}"),
+        ("done", "terminated="),
+        ("new_obs", "next_obs="),
+        ("timeout", "truncated="),
+    ],
+)
+def test_a_column_in_place_of_a_field_of_a_mapping_is_answered_with_the_field(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(UnknownName) as found:
+        rlio.Mapping({"obs": "x"}, **{name: "x"})
+    assert f"{instead}. It takes" in str(found.value)
 
 
 def test_the_values_of_draw_are_frozen_and_show_their_spelling() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rlio import NoopOutput
 from rlio.batch import Batch, MultiAgentBatch, SampleBatch
-from rlio.errors import EndOfData
+from rlio.errors import EndOfData, SchemaError
 from rlio.reader import InputReader, JsonState
 from rlio.testing import ReaderTests, WriterTests, assert_resumes, assert_same
 
@@ -179,3 +179,26 @@ def test_a_writer_that_takes_what_does_not_fit_is_told_what_it_took(tmp_path: Pa
 def test_tests_keep_their_names() -> None:
     """Subclasses override and deselect them by name."""
     assert hasattr(ReaderTests, "test_a_foreign_state_raises")
+
+
+@pytest.mark.parametrize("given", [{"t": [0, 1]}, None, [SampleBatch(t=[0])]])
+def test_what_is_no_batch_is_refused_where_it_is_given(given: Any) -> None:
+    """A dict came out of `sample()`, and was an AttributeError in `sample(3)`."""
+    with type("Mine", (InputReader,), {"_next": lambda self: given})() as reader:
+        for size in (None, 3):
+            with pytest.raises(SchemaError, match=r"Mine\._next\(\) gave .*: expected a SampleBatch"):
+                reader.sample(size)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"_position": dict, "_seek": lambda self, position: None}, {"replayable": False}]
+)
+def test_a_reader_without_a_position_says_that_it_begins_anew(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows were given a second time, in silence."""
+    kind = type("Mine", (InputReader,), {"_next": lambda self: SampleBatch(t=[0, 1]), **more})
+    with kind() as one, kind() as other:
+        one.sample()
+        other.load_state_dict(one.state_dict())
+    assert ("Mine has no _position and _seek: it begins anew" in caplog.text) is (not more)

@@ -267,6 +267,16 @@ def test_options_that_are_no_json_object_are_refused_and_never_repeated(text: st
     assert (found.exit_code, "hunter2" in found.output) == (2, False)
 
 
+def test_an_option_that_s3fs_does_not_know_is_named() -> None:
+    pytest.importorskip("s3fs")
+    found = _run("verify", "s3://bucket/run", "--storage-options", '{"endpoint": "http://127.0.0.1:9000"}')
+    assert (found.exit_code, type(found.exception)) == (2, SystemExit)
+    assert "refused storage_options ['endpoint']" in found.output
+    assert "endpoint_url" in found.output
+    with pytest.raises(OptionError, match="'endpoint'"):
+        rlio.read("s3://bucket/log.csv", storage_options={"endpoint": "http://127.0.0.1:9000"})
+
+
 def test_options_are_read_from_a_file_that_other_users_cannot_see(tmp_path: Path) -> None:
     file = tmp_path / "options.json"
     file.write_text('{"key": "k", "client_kwargs": {"region_name": "x"}}')

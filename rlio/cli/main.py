@@ -130,8 +130,11 @@ def main() -> None:
     handlers.
     """
     signal.signal(signal.SIGTERM, _terminate)
-    sys.excepthook = _report_bug
-    app()
+    try:
+        app()
+    except Exception:
+        sys.excepthook = _report_bug  # Only now: an app of Typer puts a hook of its own there as it begins.
+        raise
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -26,7 +26,7 @@ Spool = Annotated[str | None, typer.Option(help="Folder of the writers' logs, if
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 IntoStorageOptions = Annotated[
     str | None,
-    typer.Option("--into-storage-options", metavar="JSON", help="The same for the root of --into."),
+    typer.Option("--into-storage-options", metavar="JSON", help="The same for the root that is written."),
 ]
 
 

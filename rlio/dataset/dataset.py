@@ -18,8 +18,9 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 from rlio.batch.columns import Columns
 from rlio.catalog.names import VIDEO_DIR
 from rlio.errors import (
+    CorruptData,
+    DataNotFound,
     MissingColumn,
     OptionError,
     excerpt,
@@ -36,6 +39,7 @@ from rlio.resolve import read
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo
 from rlio.source.span_reader import GoneSegments
+from rlio.storage.filesystem import Storage
 
 if TYPE_CHECKING:
     import datasets
@@ -68,6 +72,19 @@ class Dataset(DatasetSnapshot):
 
     #: ``data.read(...)`` is ``rlio.read(data, ...)``: a reader of the listed rows, with the same options.
     read = read
+
+    @classmethod
+    def listed(cls, storage: Storage, *, at: Snapshot | None = None) -> Self:
+        """List the root, and read its schemas: those of later writers are not of the listed rows.
+
+        Those of a snapshot are found at first use, because this reads footers.
+        """
+        found = super().listed(storage, at=at)
+        if at is None:
+            # What needs a damaged one raises it; the snapshot, files and number of rows are of the listing.
+            with suppress(CorruptData, DataNotFound):
+                _ = found.schemas
+        return found
 
     def to_arrow_batches(
         self,

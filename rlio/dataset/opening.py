@@ -68,9 +68,7 @@ def open_dataset(
     failure = None
     if may_be_root(uri, own):
         try:
-            data: Dataset = without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
-            _ = data.schemas  # Those of later writers are not of these rows.
-            return data
+            return without_options(own, open_own(uri, at=at, look=False, kind=Dataset, **shared))
         except DataNotFound as error:
             failure = error
     found = open_other(uri, at, {**own, **shared}, failure)

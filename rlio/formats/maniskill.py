@@ -53,7 +53,7 @@ def open_maniskill(place: Place, *, limits: Limits) -> MappedSource:
         CorruptData: The JSON file states other steps.
     """
     files = tuple(_with_ending(file, ".h5") if file.path.endswith(".json") else file for file in place.files)
-    place = Place(files[0].uri, None, files)
+    place = Place.of_files(files)
     table = Hdf5Table(place, limits=limits, last_only=_FLAGS)
     with closing_on_error(table):
         names = table.tree("traj_*")

@@ -41,6 +41,7 @@ from rlio.storage.inputs import is_glob
 from rlio.storage.paths import StrPath, is_uri
 from rlio.support.calls import closing_on_error
 from rlio.support.options import option_names, refuse_unknown
+from rlio.support.words import and_more
 
 __all__ = [
     "Place",
@@ -64,7 +65,7 @@ class Place:
     """The files that a source opens.
 
     Attributes:
-        uri: The root or the first file, for messages.
+        uri: The root or the first file, and how many more there are, for messages.
         storage: The root of a data set that is a folder; None: the data set consists of files.
         files: The files of a format whose files are read one by one.
     """
@@ -72,6 +73,11 @@ class Place:
     uri: str
     storage: Storage | None
     files: tuple[InputFile, ...] = ()
+
+    @classmethod
+    def of_files(cls, files: Sequence[InputFile]) -> Place:
+        """Files that are read one by one: a message about all of several does not name one of them alone."""
+        return cls(and_more([file.uri for file in files], 1), None, tuple(files))
 
     def root(self) -> Storage:
         """The root of a format that is a folder."""
@@ -142,7 +148,7 @@ def locate_format(
         storage_options=storage_options,
         limit=limits.listed_names,
     )
-    return chosen, Place(files[0].uri, None, tuple(files))
+    return chosen, Place.of_files(files)
 
 
 def recognise_inputs(values: Sequence[StrPath], storage_options: Mapping[str, Any] | None) -> Found | None:

@@ -83,8 +83,9 @@ def parsed(text: str) -> ast.expr:
     try:
         tree = ast.parse(re.sub(r"[\r\n]", " ", text).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        hint = "the return of an episode is episode_return; " if "return" in tokens else ""
         raise OptionError(
-            f"filter={excerpt(text)} cannot be read: {excerpt(str(error))}; {ALLOWED}"
+            f"filter={excerpt(text)} cannot be read: {excerpt(str(error))}; {hint}{ALLOWED}"
         ) from error
     level: list[ast.AST] = [tree]
     for _ in range(_MAX_DEPTH):

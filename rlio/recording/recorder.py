@@ -19,13 +19,12 @@ from rlio.batch import Batch
 from rlio.batch.columns import RECORDED, Columns, is_per_sequence
 from rlio.batch.nested import path_text
 from rlio.catalog.commit import read_header
-from rlio.dataset.dataset import Dataset
 from rlio.envs.leaves import Leaf
 from rlio.envs.values import as_info, as_text, in_numpy, text_column
 from rlio.errors import DataNotFound, OptionError, PublishError, RlioError, SchemaError, excerpt
 from rlio.resolve import IOContext, registered_output, resolve_output
 from rlio.schemas.json_values import check_text, check_value, plain_array
-from rlio.source.snapshot import rows_waiting
+from rlio.source.snapshot import DatasetSnapshot, rows_waiting
 from rlio.storage.clients import within
 from rlio.storage.filesystem import Storage
 from rlio.support.described import Described
@@ -405,7 +404,7 @@ def _found_in(storage: Storage) -> str:
     """The rows of a data set, for a message; "" if it has none."""
     try:
         read_header(storage)
-        rows = len(Dataset.listed(storage))
+        rows = len(DatasetSnapshot.listed(storage))
     except DataNotFound:
         rows = 0
     waiting = "" if rows else rows_waiting(storage)

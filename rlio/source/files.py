@@ -27,6 +27,7 @@ from rlio.schemas.schema import Schema, canonical_json
 from rlio.source.selection import named_parts
 from rlio.source.source import Coming, FileSource, SegmentKey, StoredSegment
 from rlio.storage import InputFile, InputFiles, Span, open_input
+from rlio.support.words import and_more
 
 __all__ = ["GroupFiles", "content_of", "content_of_all"]
 
@@ -130,7 +131,7 @@ class GroupFiles(FileSource):
 
     @property
     def uri(self) -> str:
-        return self._files[0].uri
+        return and_more([file.uri for file in self._files], 1)
 
     @property
     def sizes(self) -> Sequence[int | None]:

@@ -27,6 +27,7 @@ from rlio.schemas.streams import Streams
 from rlio.source.snapshot import DatasetSnapshot, Snapshot
 from rlio.source.source import EpisodeInfo, OpenSegment, Source, StoredSegment
 from rlio.storage.parallel import Plan, Range
+from rlio.support.words import and_more
 
 __all__ = ["JoinedRoots", "Snapshots"]
 
@@ -90,8 +91,7 @@ class JoinedRoots(Source):
     @property
     def uri(self) -> str:
         """The first root, and how many more there are."""
-        more = len(self.roots) - 1
-        return f"{self.roots[0].uri} and {more} more" if more else self.roots[0].uri
+        return and_more([root.uri for root in self.roots], 1)
 
     @property
     def schemas(self) -> Mapping[str, Schema]:

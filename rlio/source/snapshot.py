@@ -162,7 +162,7 @@ class DatasetSnapshot(Described, Source):
         return {w: [rows.start, rows.stop] if rows.start else rows.stop for w, rows in ranges.items() if rows}
 
     def refresh(self, *, at: Snapshot | None = None) -> Self:
-        """Return the same root, listed again: one request, without reading the header.
+        """Return the same root, listed again, without reading the header.
 
         Args:
             at: The snapshot to show. None: the same snapshot if this shows one, else all rows there are now.

@@ -24,7 +24,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from rlio.errors import OptionError, excerpt
 from rlio.storage.parallel import REQUESTS
+from rlio.storage.paths import mask_secrets
 
 __all__ = ["CONNECTING", "TIMEOUT", "Clients", "protocols_of", "within"]
 
@@ -267,7 +269,13 @@ def _speed_up_listings(fs: Any) -> None:
         time: datetime = parse_timestamp(value)
         return time
 
-    session = AioSession(**fs.kwargs)
+    try:
+        session = AioSession(**fs.kwargs)  # What s3fs does not know it passes on, at the first request.
+    except TypeError as error:
+        raise OptionError(
+            f"s3fs refused storage_options {sorted(fs.kwargs)}: {mask_secrets(excerpt(str(error)))}; it "
+            "takes endpoint_url, key, secret, ..., and those of its client in client_kwargs and config_kwargs"
+        ) from error
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=time_of)
     fs.session = session
 

@@ -151,7 +151,7 @@ def locate(value: StrPath, storage_options: Mapping[str, Any] | None = None) -> 
     if storage_options:
         raise OptionError(
             f"storage_options {sorted(storage_options)} were given for a local path, which takes none: drop "
-            "them, or pass a URI",
+            "them, or pass a URI; what rlio.convert and compact write to has into_storage_options",
             uri=text,
         )
     path = os.path.abspath(os.path.expanduser(text))

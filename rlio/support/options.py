@@ -67,10 +67,20 @@ _INSTEAD = {
     "n_step": "write draw=rlio.NStep(3, gamma=0.99)",
     "gamma": "write draw=rlio.NStep(3, gamma=0.99), or derive=['mc_return(0.99)']",
     "sequence_length": "write draw=rlio.Sequences(20)",
-    "episodes": "write draw=rlio.WholeEpisodes()",
+    "episodes": "write draw=rlio.WholeEpisodes(), or to choose some filter='eps_id in (1, 2)'",
+    "num_workers": "write rlio.torch.ReplayDataset(...).loader(num_workers=...)",
+    "device": "write rlio.torch.prefetch(reader, device=...)",
+    **dict.fromkeys(("rank", "world", "world_size"), "write shard=(rank, world)"),
     **{name: _SEQUENCES.format(name) for name in ("burn_in", "overlap", "starts", "padding", "layout")},
     "derive": _EPISODES_OF_DATA,
     "split": _EPISODES_OF_DATA,
+}
+# The same for `rlio.Mapping`.
+_INSTEAD_OF_FIELDS = {
+    **{name: f"write columns={{{name!r}: ...}}" for name in ("obs", "actions", "rewards", "t")},
+    **dict.fromkeys(("done", "dones", "terminals", "terminateds"), "name the column in terminated="),
+    **dict.fromkeys(("timeouts", "truncateds"), "name the column in truncated="),
+    "new_obs": "name the column in next_obs=",
 }
 _TYPED_KEYWORDS = re.compile(r"Unpack\[(\w+)\]")
 
@@ -127,7 +137,8 @@ def expected(value: T | None, kind: type[T], name: str) -> T:
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        how = f"{kind.__name__}(**{name})" if isinstance(value, Mapping) else f"{kind.__name__}(...)"
+        fits = isinstance(value, Mapping) and value.keys() <= inspect.signature(kind).parameters.keys()
+        how = f"{kind.__name__}(**{name})" if fits else f"{kind.__name__}(...)"
         raise OptionError(f"{name}={excerpt(value)}: expected a {kind.__name__}; write {name}={how}")
     return value
 
@@ -389,7 +400,7 @@ def _instead(name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
     # Options that shape units are known where ``draw`` is.
-    former = _INSTEAD if "draw" in known else {}
+    former = _INSTEAD if "draw" in known else _INSTEAD_OF_FIELDS if "per_row" in known else {}
     found = get_close_matches(name, [*known, *former], 1)
     if found and found[0] in former and found[0] not in known:
         return f": {former[found[0]]}. It takes"

@@ -34,6 +34,7 @@ from rlio.source.episodes import EpisodeFiles
 from rlio.storage import InputFile, InputFiles, Span, each_file
 from rlio.storage.paths import StrPath
 from rlio.support.calls import closing_on_error
+from rlio.support.words import and_more
 
 __all__ = ["D4rlSource", "open_d4rl"]
 
@@ -106,7 +107,7 @@ class D4rlSource:
         max_episode_steps: int | None = None,
         limits: Limits,
     ) -> None:
-        self.uri: str = files[0].uri
+        self.uri: str = and_more([file.uri for file in files], 1)
         self.files: Sequence[InputFile] = files
         self.failures: Failures = Failures(options.on_error)
         self.notes: list[str] = []

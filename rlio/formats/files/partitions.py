@@ -16,12 +16,18 @@ from urllib.parse import unquote
 
 from rlio.batch.columns import TRAJECTORY
 from rlio.batch.other_names import MEANT
-from rlio.errors import RlioError, SchemaError, StoreError, UnknownLayout, excerpt
-from rlio.storage import InputFile
+from rlio.errors import DataNotFound, RlioError, SchemaError, StoreError, UnknownLayout, excerpt
+from rlio.storage import InputFile, expand_inputs
 from rlio.storage.filesystem import Storage
 from rlio.storage.paths import StrPath
 
-__all__ = ["has_partitions", "partitions_of", "refuse_partitions", "with_partitions"]
+__all__ = [
+    "expand_with_partitions",
+    "has_partitions",
+    "partitions_of",
+    "refuse_partitions",
+    "with_partitions",
+]
 
 _PARTITION: Final = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _WHOLE: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -76,6 +82,22 @@ def has_partitions(value: StrPath, storage_options: Mapping[str, Any] | None = N
         raise
     except (RlioError, OSError):  # It is no folder; what opens it says why it cannot.
         return False
+
+
+def expand_with_partitions(
+    values: Sequence[StrPath], storage_options: Mapping[str, Any] | None = None
+) -> list[InputFile]:
+    """`expand_inputs`; of one folder without files, those in its folders that state a column.
+
+    Raises:
+        DataNotFound: There are none.
+    """
+    try:
+        return expand_inputs(values, storage_options=storage_options)
+    except DataNotFound:
+        if len(values) != 1 or not has_partitions(values[0], storage_options):
+            raise
+        return expand_inputs(values, recursive=True, storage_options=storage_options)
 
 
 def with_partitions(table: Any, values: Mapping[str, Any], rows: int) -> Any:

@@ -72,10 +72,12 @@ def suggested_mapping(names: Collection[str], *, ends: str | None = None) -> str
     named = [column for column in _STEP_COLUMNS if column != Columns.REWARDS or found[column] != "..."]
     columns = ", ".join(f"{column!r}: {found[column]}" for column in named)
     end = found[Columns.TERMINATEDS]
+    # Beside what says where an episode ends, only a name that has no other meaning.
+    flags = [f"terminated={end}"] * (_MEANT.get(end.strip("'").lower()) == (Columns.TERMINATEDS,))
     if ends is not None:
-        pass
+        ends = ", ".join(filter(None, (ends, *flags)))
     elif found[Columns.EPS_ID] != "..." or (end == "..." and not other):
-        ends = f"episode={found[Columns.EPS_ID]}"
+        ends = ", ".join([f"episode={found[Columns.EPS_ID]}", *flags])
     else:
         flag = "" if end == "..." else f"terminated={end}"
         only_flag = flag and (not other or "not" in other[0][1])

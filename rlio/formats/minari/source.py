@@ -32,7 +32,7 @@ from rlio.batch.picture_codecs import encoded_column
 from rlio.errors import CorruptData, SchemaError, UnknownLayout, UnsafeData, excerpt, raise_at
 from rlio.formats.files.allowance import Allowance
 from rlio.formats.files.arrow_columns import to_column
-from rlio.formats.files.hdf5_files import Hdf5Files
+from rlio.formats.files.hdf5_files import Hdf5Files, memory_type
 from rlio.formats.files.inputs import Guard
 from rlio.formats.files.json_files import read_object, whole_number
 from rlio.formats.files.parquet_files import ParquetFiles
@@ -382,7 +382,7 @@ class _Hdf5Store:
         if found != count:
             raise CorruptData(f"total_episodes is {count}, but the file has {found}")
         episodes: list[dict[str, Any]] = []
-        kinds: dict[bytes, tuple[Any, np.dtype[Any]]] = {}
+        kinds: dict[bytes, tuple[Any, np.dtype[Any], Any]] = {}
         for episode in each(range(count)):
             group = self._member(root, f"episode_{episode}")
             about = {}
@@ -391,15 +391,17 @@ class _Hdf5Store:
                     attribute = h5a.open(group, name)
                     kind, known = attribute.get_type(), kinds.get(name)
                     # Finding NumPy's type takes longer than reading a number.
-                    dtype = known[1] if known is not None and known[0].equal(kind) else attribute.dtype
-                    kinds[name] = kind, dtype
+                    if known is None or not known[0].equal(kind):
+                        dtype = attribute.dtype
+                        known = kinds[name] = kind, dtype, memory_type(self._h5py, kind, dtype)
+                    _, dtype, memory = known
                     value = np.empty((), dtype)
                     if name == b"seed" and value.dtype.kind == "O" and not attribute.shape:
                         about["seed"] = self._h5py.Group(group).attrs["seed"]  # Text: `_all_seeds` checks it.
                         continue
                     if value.dtype.kind not in "iuf" or attribute.shape:
                         raise CorruptData(f"{name.decode()} of episode {episode} is not a number")
-                    attribute.read(value, kind if dtype.isnative else None)
+                    attribute.read(value, memory)
                     about[name.decode()] = value.item()
             episodes.append(about)
         return episodes
@@ -495,8 +497,7 @@ class _Hdf5Store:
         self._handles.spend(shape[0] if shape else 1, shape, kind)
         values = np.empty(shape, kind if kind.isnative else kind.newbyteorder("="))
         if rows is None:
-            # With the type of the file, h5py makes none for NumPy's.
-            item.read(self._all, self._all, values, stored.kind if kind.isnative else None)
+            item.read(self._all, self._all, values, stored.memory)
         else:
             self._h5py.Dataset(item).read_direct(values, np.s_[rows.start : rows.stop])
         if values.ndim == 2 and kind == np.uint8 and self._decode.is_jpeg(space):

@@ -16,6 +16,7 @@ Example:
 
 from __future__ import annotations
 
+import logging
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,8 @@ from rlio.mapping import DERIVE, Mapping, nested
 from rlio.storage import InputFile, InputFiles, Span
 
 __all__ = ["MappedSource", "by_own_names"]
+
+logger: logging.Logger = logging.getLogger("rlio")
 
 # Rows whose obs and new_obs are compared.
 _COMPARED_ROWS: Final = 4096
@@ -190,7 +193,9 @@ class MappedSource(MappedEpisodes):
                     "that row"
                 )
         if self._ids and mapping.terminated is None and mapping.truncated is None:
-            self.notes.append("No column states how episodes end: all ends are truncations.")
+            self.notes.append(
+                "The mapping names no column that states how episodes end: all ends are truncations."
+            )
 
     def _check_cells(self) -> None:
         """Refuse rows of lists of different lengths, which are episodes, before their flags are looked at."""
@@ -269,8 +274,12 @@ class MappedSource(MappedEpisodes):
             yield start, values
 
     def _check_edges(self, name: str) -> None:
-        """Refuse a flag of first or last rows that is not named, and would cut an episode."""
+        """Refuse a flag of first or last rows that is not named, and would cut an episode.
+
+        One that is true in last rows only, and may say that they are terminal, is named in a warning.
+        """
         mapping, field = self._map, EDGE_NAMES[name.lower()]
+        may_end, count = field == "terminated" and mapping.terminated is None, 0
         edges = np.array(self._starts, np.int64)
         if field != "starts":  # A final row may have the flag, or the row before it.
             edges = np.concatenate([edges - 1 - before for before in range(1 + mapping.final_row)])
@@ -286,6 +295,15 @@ class MappedSource(MappedEpisodes):
             except RlioError:
                 return  # No flags.
             check_edges(name, flagged, np.isin(start + np.arange(len(flagged)), edges), start, way)
+            count += int(np.count_nonzero(flagged))
+        if count and may_end:
+            note = (
+                f"{excerpt(name)}, which the mapping does not name, is true in the last rows of {count} "
+                "episodes, none of which counts as terminated: if it marks terminal states, pass "
+                f"terminated={excerpt(name)}"
+            )
+            self.notes.append(f"{note}.")
+            logger.warning("%s: %s", self.uri, note)
 
     def _check_cut(self, path: tuple[str, ...]) -> None:
         """Refuse a flag of time limits that is not named, in an episode that is to be terminated."""

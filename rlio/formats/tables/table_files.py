@@ -60,9 +60,9 @@ def open_table_files(inputs: Any, how: FileOptions) -> EpisodeFiles:
     found, place = _locate(inputs, how)
 
     def opened(files: Sequence[InputFile]) -> MappedSource:
-        part = replace(place, files=tuple(files))
+        part = place if files is place.files else Place.of_files(files)
         table = open_place(found, found.table, part, own, limits=how.limits)
-        with damage_named(found.title, uri=place.uri):
+        with damage_named(found.title, uri=part.uri):
             return mapped_source(table, mapping)
 
     try:
@@ -168,7 +168,7 @@ def _locate(inputs: Any, how: FileOptions) -> tuple[Format, Place]:
                 "glob, or format=; or load the file, and pass its arrays to rlio.from_arrays",
                 uri=files[0].uri,
             )
-    return chosen, Place(files[0].uri, None, tuple(files))
+    return chosen, Place.of_files(files)
 
 
 def _files_below(values: Sequence[StrPath], endings: tuple[str, ...], how: FileOptions) -> str:
