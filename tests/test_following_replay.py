@@ -279,6 +279,34 @@ def test_rows_that_were_trimmed_before_they_were_read_count_for_no_draw() -> Non
             replay.sample(1)
 
 
+def test_a_restart_whose_rows_were_all_trimmed_draws_from_those_that_follow() -> None:
+    """It drew from its ring, which was empty then, and never looked again."""
+    root = fresh_root()
+    grow(root, A, 0, 30)
+    with replay_of(root) as replay:
+        settle(replay, 30)
+        replay.sample()
+        state = replay.state_dict()
+    trim(root, A, 30)
+    with replay_of(root, timeout=0) as replay:
+        replay.load_state_dict(state)
+        with pytest.raises(WaitTimeout):
+            replay.sample()
+        grow(root, B, 0, 20)
+        settle(replay, 50)
+        assert len(replay.sample()) == 10
+
+
+def test_the_end_of_data_of_a_ring_without_rows_says_so() -> None:
+    root = fresh_root()
+    grow(root, A, 0, 30)
+    seal(root, A, 30)
+    with replay_of(root, filter="t > 40") as replay:
+        settle(replay, 30)
+        with pytest.raises(EndOfData, match="none of the 30 rows in the ring can be drawn"):
+            replay.sample()
+
+
 @pytest.mark.parametrize("gone", ["trimmed", "trimmed and deleted", "damaged"])
 def test_a_writer_whose_last_rows_cannot_be_taken_is_not_made_to_wait_for_ever(gone: str) -> None:
     root = fresh_root()

@@ -17,7 +17,7 @@ from test_replay_store import LENGTHS, agents, record
 
 import rlio
 from rlio import DatasetReader, ParquetWriter, ReplayStore, Roll, SampleBatch, open_dataset
-from rlio.errors import CacheError, OptionError
+from rlio.errors import CacheError, OptionError, StateError
 from rlio.maintenance import compact
 from rlio.replay import build as building
 
@@ -179,6 +179,86 @@ def test_a_deleted_original_leaves_a_clear_error(tmp_path: Path, cache: Path) ->
         ReplayStore.open(data, cache="disk")
     with ReplayStore.open(data, cache="disk", on_error="skip") as store:
         assert (len(store), store.skipped) == (30, 10)
+
+
+def damaged_in(path: Path, part: str) -> bytes:
+    """The bytes of a shard with some of a row group, or of its footer, overwritten."""
+    data, at = path.read_bytes(), {"a row group": 40, "the footer": -60}[part]
+    return data[:at] + bytes(20) + data[at + 20 :]
+
+
+@pytest.mark.parametrize("part", ["a row group", "the footer"])
+def test_rows_that_were_restored_are_no_longer_left_out(tmp_path: Path, cache: Path, part: str) -> None:
+    """The store on disk left them out for ever; a reader in memory did not."""
+    add(root := tmp_path / "data", "w00000-00000000", episode(0, 0, 40), rows=10)
+    whole = in_order(ReplayStore.open(root))
+    shards = [Path(file) for file in open_dataset(root).files()]
+    kept = [path.read_bytes() for path in shards]
+    for lost in (1, 3, None):
+        for path, data in zip(shards, kept, strict=True):
+            path.write_bytes(data)
+        if lost is not None:
+            shards[lost].write_bytes(damaged_in(shards[lost], part))
+        rows = [row for row in range(40) if row // 10 != lost]
+        for _ in range(2):
+            with ReplayStore.open(root, cache="disk", on_error="skip") as store:
+                assert (len(store), store.skipped) == (len(rows), 40 - len(rows))
+                np.testing.assert_array_equal(in_order(store)["obs"], whole["obs"][rows])
+
+
+@pytest.mark.parametrize("kept", ["memory", "disk"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_is_refused_where_other_rows_are_damaged_than_when_it_was_saved(
+    tmp_path: Path, cache: Path, kept: str, shuffle: bool
+) -> None:
+    """It was loaded, and the reader served some rows twice and others never."""
+    add(root := tmp_path / "data", "w00000-00000000", episode(0, 0, 40), rows=10)
+    path, other = (Path(file) for file in open_dataset(root).files()[1:3])
+    whole, damaged = path.read_bytes(), damaged_in(path, "a row group")
+    options: Any = {"cache": kept, "on_error": "skip", "epochs": 1, "shuffle": shuffle, "seed": 3}
+    path.write_bytes(damaged)
+    with DatasetReader(root, batch_size=4, **options) as reader:
+        reader.sample()
+        state = reader.state_dict()
+        rest = list(reader)
+    with DatasetReader(root, batch_size=4, **options) as reader:
+        reader.load_state_dict(state)
+        assert all(one.equals(two) for one, two in zip(reader, rest, strict=True))
+    path.write_bytes(whole)
+    for _ in range(2):
+        with DatasetReader(root, **options) as reader, pytest.raises(StateError, match=r"rows .* damaged"):
+            reader.load_state_dict(state)
+        if kept == "disk":
+            break  # A store on disk keeps what it has.
+        other.write_bytes(damaged_in(other, "a row group"))
+
+
+def test_damage_is_not_decoded_more_than_once_an_opening(
+    tmp_path: Path, cache: Path, decoded: list[int]
+) -> None:
+    add(root := tmp_path / "data", "w00000-00000000", episode(0, 0, 40), rows=10)
+    path = Path(open_dataset(root).files()[1])
+    path.write_bytes(damaged_in(path, "a row group"))
+    for _ in range(3):
+        decoded.clear()
+        with ReplayStore.open(root, cache="disk", on_error="skip") as store:
+            assert len(store) == 30
+    assert decoded == [10]
+
+
+def test_a_store_on_disk_serves_what_is_left_after_its_last_rows_were_lost(
+    tmp_path: Path, cache: Path
+) -> None:
+    """A reader called it a bug of rlio, and the store counted the lost rows as its own."""
+    add(root := tmp_path / "data", "w00000-00000000", episode(0, 0, 40), rows=10)
+    options: dict[str, Any] = {"cache": "disk", "on_error": "skip"}
+    with ReplayStore.open(root, **options) as store:
+        assert len(store) == 40
+    Path(open_dataset(root).files()[3]).unlink()
+    with ReplayStore.open(root, **options) as store:
+        assert (len(store), store.skipped) == (30, 10)
+    with DatasetReader(root, epochs=1, batch_size=40, **options) as reader:
+        assert (len(reader.sample()), reader.skipped) == (30, 10)
 
 
 def test_joint_steps_lie_on_disk_too(tmp_path: Path, cache: Path) -> None:

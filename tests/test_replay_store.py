@@ -366,6 +366,17 @@ def test_a_loop_over_a_store_without_rows_does_not_end_in_silence(tmp_path: Path
     assert list(stored.epochs(epochs=1)) == []
 
 
+def test_a_sampler_that_was_asked_before_the_first_row_draws_once_there_are_rows() -> None:
+    """It said for ever that the store holds no steps."""
+    store = ReplayStore(10)
+    samplers = store.uniform(batch_size=4, seed=0), store.prioritised(batch_size=4, seed=0)
+    for sampler in samplers:
+        with pytest.raises(EndOfData):
+            sampler.sample()
+    store.append(episode(0, 0, 10))
+    assert [len(sampler.sample()) for sampler in samplers] == [4, 4]
+
+
 def test_a_state_over_rows_that_were_forgotten_is_an_error() -> None:
     store = ReplayStore(10)
     store.append(episode(0, 0, 10))

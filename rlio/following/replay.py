@@ -321,7 +321,8 @@ class FollowingReplay(InputReader):
                 if batch is not None:
                     return batch
                 if feed.complete:
-                    raise EndOfData(f"{self._storage.uri} was followed to its end, and {self._why()}")
+                    why = self._why_none() if units else self._why()
+                    raise EndOfData(f"{self._storage.uri} was followed to its end, and {why}")
                 if units and not feed.account.may_insert:
                     raise self._standstill()
                 left = None if until is None else until - time.monotonic()
@@ -360,9 +361,12 @@ class FollowingReplay(InputReader):
             f"so far, with {self.ratio}"
         )
 
+    def _why_none(self) -> str:
+        return f"none of the {len(self.store)} rows in the ring can be drawn (see filter)"
+
     def _standstill(self) -> OptionError:
         return OptionError(
-            f"none of the {len(self.store)} rows in the ring can be drawn (see filter), and {self.ratio} "
+            f"{self._why_none()}, and {self.ratio} "
             "allows no more in before one is drawn: use a larger error_buffer or min_size",
             uri=self._storage.uri,
         )

@@ -149,7 +149,7 @@ def check_position(
         elif position.get(key) != value:
             raise StateError(
                 f"state['position'][{key!r}] is {excerpt(position.get(key))} but this reader has {value!r}: "
-                + (_OTHER_ORDER if key == "order" else "open the same data with the same options"),
+                + _advice(key, position.get(key), value),
                 uri=uri,
             )
     if not options.shuffle:
@@ -161,6 +161,15 @@ def check_position(
             )
     else:
         check_seed(position, options.seed, uri=uri)
+
+
+def _advice(key: str, saved: Any, ours: Any) -> str:
+    if key == "order":
+        return _OTHER_ORDER
+    # After the dash stands which rows a store leaves out as damaged.
+    if key == "snapshot" and str(saved).partition("-")[0] == str(ours).partition("-")[0]:
+        return "other rows of the same data are damaged than when it was saved: restore them, or begin anew"
+    return "open the same data with the same options"
 
 
 def check_seed(position: Mapping[str, Any], given: int | None, *, uri: str = "") -> int:

@@ -23,7 +23,7 @@ from rlio.schemas.schema import Schema
 from rlio.schemas.streams import STREAM_COLUMNS
 from rlio.source.damage import Damage
 from rlio.source.selection import GroupOptions, counting_of, group_options, own_size
-from rlio.source.source import Source, StoredSegment
+from rlio.source.source import SegmentKey, Source, StoredSegment
 from rlio.source.span_reader import SpanReader
 from rlio.support.forks import BackgroundThread
 
@@ -216,6 +216,19 @@ def build(given: StoreInput, segments: Sequence[StoredSegment], rows: StoreRows)
                     parts[segment] = SegmentRows(more if added is None else _joined(added, more), lost)
             given.progress(found.rows)
     return list(parts.values())
+
+
+def lost_again(given: StoreInput, segments: Sequence[StoredSegment]) -> dict[SegmentKey, int]:
+    """The rows of each segment that cannot be read now; decodes the segments."""
+    counting = counting_of(given.source, None)
+    reader = SpanReader(given.source, given.options, counting, given_up=given.given_up, damage=Damage())
+    lost = dict.fromkeys((segment.key for segment in segments), 0)
+    with ExitStack() as after:
+        after.callback(reader.forget)
+        for found in batches_of(reader, segments, lambda _: True):
+            if found.batch is None:
+                lost[found.segments[0].key] += found.rows
+    return lost
 
 
 def _divided(added: AddedRows, segments: Sequence[StoredSegment]) -> dict[StoredSegment, SegmentRows]:

@@ -2,8 +2,9 @@
 
 A store holds segments in the order in which they were added. It serves a source if the source's segments are
 the first ones of the store. A source with more segments extends the store. Any other source (after shards
-were compacted, trimmed or replaced) rebuilds the store. The key of a segment changes with its content:
-another source under the same URI is never mistaken for this one.
+were compacted, trimmed or replaced) rebuilds the store, and so does one whose damaged rows were restored:
+``on_error="skip"`` leaves them out no longer. The key of a segment changes with its content: another source
+under the same URI is never mistaken for this one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlio.errors import CorruptData
-from rlio.replay.build import SegmentRows, StoreInput, build
+from rlio.replay.build import SegmentRows, StoreInput, build, lost_again
 from rlio.replay.cache import Build, CacheFolder, Entry
 from rlio.replay.memory import FileArrays
 from rlio.replay.rows import AddedRows, StoreRows
@@ -45,6 +46,17 @@ class _Contents:
     def serves(self, wanted: list[SegmentKey]) -> bool:
         """Whether the segments of a source are exactly the first ones of the store."""
         return set(list(self.parts)[: len(wanted)]) == set(wanted)
+
+    def is_served(self, given: StoreInput) -> bool:
+        """Whether it serves a source, and no row that was damaged when it was built can be read again."""
+        segments = given.source.segments
+        return self.serves([segment.key for segment in segments]) and not self.was_restored(given)
+
+    def was_restored(self, given: StoreInput) -> bool:
+        """Whether rows of a source that were damaged when the store was built can be read now."""
+        damaged = [one for one in given.source.segments if one.key in self.parts and self.parts[one.key].lost]
+        lost = lost_again(given, damaged) if damaged else {}
+        return any(rows < self.parts[key].lost for key, rows in lost.items())
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form for a manifest."""
@@ -105,7 +117,7 @@ def open_cached(
         # Meanwhile another process added rows newer than these, which therefore gets its own store.
         entry = _entry(given, schema, folder, pinned=True)
         found = _opened(entry)
-    if found is None or not found[0].serves(wanted):
+    if found is None or not found[0].is_served(given):
         with entry.building(stop=given.stop) as making:
             _make(making, given, schema, wanted)
             # Open the store before releasing the right to build, so that it cannot be evicted in between.
@@ -143,9 +155,9 @@ def _entry(given: StoreInput, schema: Schema, folder: CacheFolder, *, pinned: bo
 def _make(making: Build, given: StoreInput, schema: Schema, wanted: list[SegmentKey]) -> None:
     """Build or extend a store, unless another process has done so since."""
     contents = None if making.manifest is None else _Contents.from_json(making.manifest.state)
-    if contents is not None and contents.serves(wanted):
+    if contents is not None and contents.is_served(given):
         return
-    if contents is not None and not contents.parts.keys() <= set(wanted):
+    if contents is not None and (not contents.parts.keys() <= set(wanted) or contents.was_restored(given)):
         logger.info("%s has changed: rebuilding its store", given.source.uri)
         making.start_over()
         contents = None

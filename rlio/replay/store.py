@@ -14,6 +14,7 @@ Example:
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -52,7 +53,7 @@ from rlio.replay.samplers import EpochReader, PrioritisedSampler, UniformSampler
 from rlio.replay.saved import load_rows, save_rows
 from rlio.replay.scratch import ScratchArrays
 from rlio.replay.table import RowTable
-from rlio.schemas.schema import Schema
+from rlio.schemas.schema import Schema, canonical_json
 from rlio.schemas.shown import leaf_table
 from rlio.source.damage import Damage
 from rlio.source.joined import Snapshots
@@ -107,8 +108,9 @@ class ReplayStore(Described):
         #: True: a live store, which appends rows and keeps the newest. False: a recorded data set.
         self.live = live
         self.uri = uri
-        #: Identifies the rows: a sampler's state fits only a store with the same digest.
-        self.digest = digest
+        self._digest = digest
+        # Whether damaged rows are left out, so that the digest is known once all rows are loaded.
+        self._skips = False
         #: Grows with every change of the rows.
         self.version: int = 0
         #: Held while rows are added or drawn, and not while a thread waits for rows to be loaded.
@@ -243,7 +245,7 @@ class ReplayStore(Described):
             store._folder = (
                 cache_folder if isinstance(cache_folder, CacheFolder) else CacheFolder(cache_folder)
             )
-        store._source, store._missing = source, missing
+        store._source, store._missing, store._skips = source, missing, on_error == "skip"
         wanted = None if columns is None else frozenset(columns)
         store._given = source, on_error, wanted, progress
         if then is not None:
@@ -329,6 +331,9 @@ class ReplayStore(Described):
                 parts = build(given, source.segments, rows)
         self._pieces, skipped = rows_of(parts, source.segments)
         self.skipped = skipped + lost
+        if skipped:
+            left_out = canonical_json([part.lost for part in parts]).encode()
+            self._digest += f"-{hashlib.blake2b(left_out, digest_size=8).hexdigest()}"
         self._rows = rows
         self.version += 1
 
@@ -456,7 +461,10 @@ class ReplayStore(Described):
 
     def __len__(self) -> int:
         """Number of rows, of all policies together."""
-        return sum(len(table) for table in self.tables.values())
+        tables = self.tables
+        if self._pieces is not None:  # The files of a cached store may hold rows that follow them.
+            return sum(count for piece in self._pieces for _, count in piece.rows.values())
+        return sum(len(table) for table in tables.values())
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
@@ -494,10 +502,20 @@ class ReplayStore(Described):
         return 0 if rows is None else rows.row_bytes
 
     @property
+    def digest(self) -> str:
+        """Identifies the rows: a sampler's state fits only a store with the same digest.
+
+        Rows that are left out as damaged are part of it, because the numbers of units depend on them.
+        """
+        if self._skips:
+            self.wait()
+        return self._digest
+
+    @property
     def changes(self) -> int:
-        """How often the columns of draws changed; units opened earlier have the earlier columns."""
+        """How often the columns of draws changed, the first rows included; earlier units have the earlier."""
         rows = self._rows
-        return 0 if rows is None else rows.changes
+        return 0 if rows is None else 1 + rows.changes
 
     def units(self, draw: Draw) -> Units:
         """The units of a draw over the current rows, for samplers.
