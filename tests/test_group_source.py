@@ -40,7 +40,7 @@ def test_what_was_announced_is_finished_before_anything_else_is_loaded() -> None
     ("holds_gil", "busy", "meanwhile"),
     [(True, 0.1, False), (True, 0.2, False), (True, 0.3, True), (True, 5.0, True), (False, 0.0, True)],
 )
-def test_what_holds_pythons_lock_is_loaded_meanwhile_only_if_the_caller_is_busy(
+def test_a_thread_loads_ahead_of_an_idle_caller_unless_loading_holds_pythons_lock(
     holds_gil: bool, busy: float, meanwhile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread for less hides little, and both wait for the lock."""

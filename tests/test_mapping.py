@@ -1287,7 +1287,7 @@ def test_tables_in_such_folders_without_known_columns_are_seen_as_those_of_one_f
             opens(root)
 
 
-def test_what_is_said_of_all_files_does_not_name_the_first_alone(tmp_path: Path) -> None:
+def test_messages_about_several_files_do_not_name_the_first_alone(tmp_path: Path) -> None:
     """It said that the first file has row 2, which it has not, and that the rows of all are in it."""
     table = {"e": [0, 1, 0, 2], "x": [0.0] * 4, "a": [0] * 4}
     for n in range(2):

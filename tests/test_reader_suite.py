@@ -182,7 +182,7 @@ def test_tests_keep_their_names() -> None:
 
 
 @pytest.mark.parametrize("given", [{"t": [0, 1]}, None, [SampleBatch(t=[0])]])
-def test_what_is_no_batch_is_refused_where_it_is_given(given: Any) -> None:
+def test_a_reader_that_gives_no_batch_is_refused(given: Any) -> None:
     """A dict came out of `sample()`, and was an AttributeError in `sample(3)`."""
     with type("Mine", (InputReader,), {"_next": lambda self: given})() as reader:
         for size in (None, 3):
