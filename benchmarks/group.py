@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Discrete
 import rlio
 from rlio.distributed import Fragment, WorkerGroup
 
-__all__ = ["main", "measure"]
+__all__ = ["driver", "main", "measure"]
 
 _STEPS = 100
 
@@ -66,6 +66,36 @@ def measure(num_workers: int, *, step_seconds: float, rounds: int) -> tuple[floa
         return together, steps / (time.perf_counter() - begun)
 
 
+def driver(*, fragments: int = 500, rows: int = 10, rounds: int = 5) -> tuple[float, float, float]:
+    """Fragments a second that the driver requests, takes, and both, as medians.
+
+    Two workers have sampled them all before the driver takes them.
+    """
+    config = rlio.RolloutConfig(rollout_fragment_length=rows, horizon=1000)
+    found = []
+    with WorkerGroup(
+        lambda: gym.make("CartPole-v1"),
+        rlio.RandomPolicy,
+        num_workers=2,
+        seed=0,
+        rollout=config,
+        actor_options={"num_cpus": 0},
+    ) as group:
+        group.sample()
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            group.submit(fragments)
+            asked = time.perf_counter() - begun
+            time.sleep(fragments / 150)  # The workers have the cores to themselves.
+            begun, left = time.perf_counter(), 2 * fragments
+            while left:
+                left -= sum(1 for _ in group.ready(60))
+            took = time.perf_counter() - begun
+            found.append(tuple(2 * fragments / seconds for seconds in (asked, took, asked + took)))
+    requested, taken, both = map(statistics.median, zip(*found, strict=True))
+    return requested, taken, both
+
+
 def _stream(group: WorkerGroup) -> Iterator[Fragment]:
     """Fragments as they come; each worker samples one while another is on its way."""
     while True:
@@ -85,6 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="sizes of groups")
     parser.add_argument("--step-ms", type=float, default=5.0, help="milliseconds that a step waits")
     parser.add_argument("--rounds", type=int, default=10, help="fragments of each worker")
+    parser.add_argument(
+        "--fragments", type=int, default=500, help="of each worker, for the driver's own rate"
+    )
     options = parser.parse_args(arguments)
     print(f"steps that wait {options.step_ms:g} ms, fragments of {_STEPS} steps, {options.rounds} rounds")
     print("| workers | sample(), steps/s | of one worker | submit(2), steps/s | of one worker |")
@@ -95,6 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         first = first or rates
         cells = [f"{rate:.1f} | {rate / base:.2f}x" for rate, base in zip(rates, first, strict=True)]
         print(f"| {number} | {' | '.join(cells)} |", flush=True)
+    requested, taken, both = driver(fragments=options.fragments)
+    rates = (
+        f"{requested:,.0f} fragments of 10 rows a second, takes {taken:,.0f}, and does both with {both:,.0f}"
+    )
+    print(f"a driver requests {rates}")
 
 
 if __name__ == "__main__":
