@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rates = (
         f"{requested:,.0f} fragments of 10 rows a second, takes {taken:,.0f}, and does both with {both:,.0f}"
     )
-    print(f"a driver requests {rates}")
+    print(f"a driver requests {said}")
 
 
 if __name__ == "__main__":
