@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells = [f"{rate:.1f} | {rate / base:.2f}x" for rate, base in zip(rates, first, strict=True)]
         print(f"| {number} | {' | '.join(cells)} |", flush=True)
     requested, taken, both = driver(fragments=options.fragments)
-    rates = (
+    said = (
         f"{requested:,.0f} fragments of 10 rows a second, takes {taken:,.0f}, and does both with {both:,.0f}"
     )
     print(f"a driver requests {said}")
