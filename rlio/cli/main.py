@@ -132,8 +132,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
-    except Exception:
-        sys.excepthook = _report_bug  # Only now: an app of Typer puts a hook of its own there as it begins.
+    except Exception:  # It is raised again: the hook reports it. Typer puts its own there as an app begins.
+        sys.excepthook = _report_bug
         raise
 
 

@@ -119,6 +119,8 @@ class ReplayStore(Described):
         self._changed = threading.Condition(self.lock)
         self._rows: StoreRows | None = None
         self._pieces: list[AddedRows] | None = None
+        #: Rows of the pieces. The files of a cached store may hold rows that follow them.
+        self._served = 0
         #: The source of the rows; None: a live store.
         self._source: Source | None = None
         self._missing: Literal["error", "drop", "fill"] = "error"
@@ -330,6 +332,7 @@ class ReplayStore(Described):
                 rows = StoreRows(schema, capacity=len(source), arrays=RamArrays(), columns=given.columns)
                 parts = build(given, source.segments, rows)
         self._pieces, skipped = rows_of(parts, source.segments)
+        self._served = sum(rows for piece in self._pieces for _, rows in piece.rows.values())
         self.skipped = skipped + lost
         if skipped:
             left_out = canonical_json([part.lost for part in parts]).encode()
@@ -461,10 +464,8 @@ class ReplayStore(Described):
 
     def __len__(self) -> int:
         """Number of rows, of all policies together."""
-        tables = self.tables
-        if self._pieces is not None:  # The files of a cached store may hold rows that follow them.
-            return sum(count for piece in self._pieces for _, count in piece.rows.values())
-        return sum(len(table) for table in tables.values())
+        tables = self.tables  # Waits until all rows are loaded.
+        return sum(map(len, tables.values())) if self._pieces is None else self._served
 
     def _describe(self) -> Iterator[str]:
         yield repr(self.uri)
